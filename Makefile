@@ -1,0 +1,43 @@
+# Two commands do everything from nothing: `make demo` and `make test`. Each makes its own .venv first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+.PHONY: demo test test-oldest lint bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/hf-posenc demo --out demo-results
+
+test: $(VENV)/.installed
+	$(PYTEST)
+
+# The oldest Transformers that is claimed to work, in an environment of its own.
+OLDEST := 5.0.0
+test-oldest: $(VENV)-oldest/.installed
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 2 -q
+
+lint: $(VENV)/.linters
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+$(VENV)/.linters: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint]'
+	touch $@
+
+$(VENV)-oldest/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-oldest
+	grep -v -E '^(transformers|huggingface_hub|tokenizers|accelerate|peft)==' constraints.txt > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt torch
+	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt 'transformers==$(OLDEST)' --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-oldest demo-results build *.egg-info

@@ -1,0 +1,302 @@
+"""Attention functions of our own, one over each of the host library's, for what acts on scores or turns keys late.
+
+They are registered beside the stock ones as `posenc_sdpa`, `posenc_eager` and `posenc_flex_attention`, each with the
+mask function of its base, and are chosen by `config._attn_implementation` of a patched model alone. The bias is added
+here and not in the mask, so that a mask of the caller's own cannot drop it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .errors import StateError, UnsupportedError
+from .rotation import Turn, rotate
+
+if TYPE_CHECKING:
+    from .positions import Call
+
+BASES = ("sdpa", "eager", "flex_attention")
+QUERY_BLOCK = 1024  # queries a block where a mask must be made, so that it stays thin: 1024 × keys booleans
+
+Attended = tuple[Tensor, Tensor | None]
+
+
+def own_name(base: str | None) -> str:
+    """The name of our attention function over `base`; raises `UnsupportedError` where there is none."""
+    base = "eager" if base is None else base
+    if base not in BASES:
+        raise UnsupportedError(
+            f"this encoding acts inside the attention function, and there is none of ours over {base!r}; choose one of "
+            f"{', '.join(BASES)}, e.g. model.set_attn_implementation('sdpa')"
+        )
+    return f"posenc_{base}"
+
+
+def attend(
+    base: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    posenc: Call | None = None,
+    **kwargs: Any,
+) -> Attended:
+    """Attention over `base` with what `posenc` says; the signature and return value of the host library's own.
+
+    query (batch, heads, n, d), key and value (batch, key heads, keys, d); returns (batch, n, heads, d) and weights.
+    """
+    forward = partial(base_function(base, module), module, dropout=dropout, **kwargs)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if getattr(module, "is_cross_attention", False):
+        return forward(query, key, value, attention_mask, scaling=scaling)
+    if posenc is None:
+        raise StateError(
+            "a patched attention layer was called without the positions that its model computes; call the whole model, "
+            "or unpatch_model() first"
+        )
+    if posenc.turns:
+        return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling)
+    if posenc.slopes is not None:
+        return biased(forward, posenc, query, key, value, attention_mask, scaling)
+    return forward(query, key, value, attention_mask, scaling=scaling)
+
+
+def base_function(base: str, module: nn.Module) -> Callable[..., Attended]:
+    """The host library's function; eager is the one beside the host's own attention class, where it has one."""
+    if base != "eager":
+        return ALL_ATTENTION_FUNCTIONS[base]
+    for cls in type(module).__mro__:
+        found = getattr(sys.modules[cls.__module__], "eager_attention_forward", None)
+        if found is not None:
+            return found
+    return eager_attention
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> Attended:
+    """softmax(Q K^T · scaling + mask) V in the open, for hosts that have no such function; softmax in float32."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is None and query.shape[2] > 1:
+        attention_mask = causal_mask(query.shape[2], key.shape[2], key.shape[2] - query.shape[2], query.device)
+    if attention_mask is not None:
+        scores = scores + additive(attention_mask, scores.dtype)
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def causal_mask(queries: int, keys: int, first: int, device: torch.device) -> Tensor:
+    """(1, 1, queries, keys) booleans: the query in row r stands at slot first + r and sees the slots up to its own."""
+    slots = torch.arange(first, first + queries, device=device)
+    return (torch.arange(keys, device=device) <= slots[:, None])[None, None]
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask (True: visible) as numbers to add to scores; others as they are."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+# --- a linear bias, carried in Q and K -------------------------------------------------------------------------------
+
+
+def biased(
+    forward: Callable[..., Attended],
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    scaling: float,
+) -> Attended:
+    """Attention with -m_h·(i - j) on the scores, without a tensor of size heads × n × n.
+
+    Softmax ignores what is constant along a row, so the bias may be m_h·j alone, counted from the last key; and m·j is
+    a dot product: a few columns appended to Q and K carry it, and the base function keeps its own kernel and mask.
+    """
+    assert call.slopes is not None
+    positions = padded(call.key_positions, key.shape[2])
+    distance = positions - call.key_positions[:, -1:]
+    if query.shape[2] == 1 and not is_block_mask(mask):
+        bias = call.slopes[None, :, None, None] * distance[:, None, None, :].float()
+        return forward(query, key, value, bias_in_mask(bias, mask, query.dtype), scaling=scaling)
+    width = value.shape[-1]
+    query_columns, key_columns = bias_columns(call.slopes, distance, scaling, query.dtype)
+    spare = -(width + query_columns.shape[-1]) % 8  # kernels want widths in eights
+    query = torch.cat((query, query_columns[None, :, None].expand(*query.shape[:3], -1)), dim=-1)
+    key = torch.cat((key, key_columns[:, None].expand(*key.shape[:3], -1)), dim=-1)
+    value = F.pad(value, (0, query_columns.shape[-1] + spare))
+    out, weights = forward(F.pad(query, (0, spare)), F.pad(key, (0, spare)), value, mask, scaling=scaling)
+    return out[..., :width], weights
+
+
+def bias_in_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A bias (batch or 1, heads, n, keys) joined with the mask of a call, as numbers to add to the scores."""
+    if mask is None:
+        return bias.to(dtype)
+    if mask.dtype == torch.bool:
+        return bias.to(dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    return (bias + mask).clamp(min=torch.finfo(dtype).min).to(dtype)
+
+
+def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Columns (heads, c) for Q and (batch or 1, keys, c) for K whose dot product, × scaling, is slope × distance.
+
+    float32 holds both numbers in one column. A 16-bit dtype does not: the slope is split into a sum of three numbers
+    that it holds exactly, the distance into base-256 digits, and the columns are the products of all pairs.
+    """
+    slopes = slopes / scaling
+    if torch.finfo(dtype).bits > 16:
+        return slopes[:, None].to(dtype), distance[..., None].to(dtype)
+    slope_parts, rest = [], slopes.float()
+    for _ in range(3):
+        slope_parts.append(rest.to(dtype))
+        rest = rest - slope_parts[-1].float()
+    digits, left = [], -distance.long()
+    while not digits or 256 ** len(digits) < distance.shape[-1]:
+        digits.append(left % 256)
+        left = left // 256
+    # 256^i is shared out as 16^i on either side, which keeps float16 within its range up to 16.7 million tokens
+    pairs = [(part, digit, 16.0**i) for i, digit in enumerate(digits) for part in slope_parts]
+    query_columns = torch.stack([part * power for part, _, power in pairs], dim=-1)
+    key_columns = torch.stack([(-digit * power).to(dtype) for _, digit, power in pairs], dim=-1)
+    return query_columns, key_columns
+
+
+def padded(positions: Tensor, keys: int) -> Tensor:
+    """Positions (batch or 1, …) of the first keys, filled up to `keys` slots: a static cache hands over its whole buffer."""
+    return F.pad(positions, (0, keys - positions.shape[-1]))
+
+
+def is_block_mask(mask: Any) -> bool:
+    """Whether this is FlexAttention's kind of mask."""
+    return mask is not None and not isinstance(mask, Tensor)
+
+
+# --- rotations that depend on the query's segment --------------------------------------------------------------------
+
+
+def turned(
+    base: str,
+    forward: Callable[..., Attended],
+    turns: tuple[Turn, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    scaling: float,
+) -> Attended:
+    """Attention where each query turns itself and all keys it sees by the frequencies of its own segment.
+
+    query and key come unturned, from the cache too. One block of queries a segment, over the keys turned for it.
+    """
+    if is_block_mask(mask):
+        raise UnsupportedError(
+            "an encoding by segments cannot cut FlexAttention's block mask; model.set_attn_implementation('sdpa')"
+        )
+    n, first = query.shape[2], turns[0].first_key
+    if len(turns) == 1:
+        q, k = turn_both(turns[0], query, key, slice(first, first + n))
+        return forward(q, k, value, mask, scaling=scaling)
+    out = query.new_zeros(query.shape[0], n, query.shape[1], value.shape[-1])
+    weights = None
+    for turn in turns:
+        assert turn.slots is not None
+        for slots in pieces(turn.slots, whole=mask is not None or first == 0 and int(turn.slots[-1]) + 1 == len(turn.slots)):
+            q, k = turn_both(turn, query[:, :, slots], key, first + slots)
+            visible = int(slots[-1]) + 1 + first if mask is None else key.shape[2]
+            part = block_mask(base, mask, slots, first, visible, query.dtype)
+            block, part_weights = forward(q, k[:, :, :visible], value[:, :, :visible], part, scaling=scaling)
+            out = merge(out, block, slots, chosen(turn, slots), dim=1)
+            if part_weights is not None:
+                if weights is None:
+                    weights = part_weights.new_zeros(*part_weights.shape[:2], n, key.shape[2])
+                part_weights = F.pad(part_weights, (0, key.shape[2] - part_weights.shape[-1]))
+                weights = merge(weights, part_weights, slots, chosen(turn, slots), dim=2)
+    return out, weights
+
+
+def turn_both(turn: Turn, query: Tensor, key: Tensor, at: Any) -> tuple[Tensor, Tensor]:
+    """The queries that stand at key slots `at`, and all keys, turned by one segment's tables."""
+    spare = key.shape[2] - turn.cos.shape[1]
+    cos, sin = (F.pad(t, (0, 0, 0, spare)) if spare else t for t in (turn.cos, turn.sin))
+    return rotate(query, turn.cos[:, at], turn.sin[:, at]), rotate(key, cos, sin)
+
+
+def pieces(slots: Tensor, whole: bool) -> list[Tensor]:
+    """The slots of a segment, in blocks where a mask has to be made for them."""
+    return [slots] if whole else list(slots.split(QUERY_BLOCK))
+
+
+def block_mask(
+    base: str, mask: Tensor | None, slots: Tensor, first: int, visible: int, dtype: torch.dtype
+) -> Tensor | None:
+    """The mask of some of a call's queries: cut from the call's own, or made where that is plainly causal."""
+    if mask is not None:
+        return mask[:, :, slots]
+    if base == "sdpa" and len(slots) == visible:
+        return None  # a square from the first key on: the kernel's own causal flag
+    seen = (torch.arange(visible, device=slots.device) <= (first + slots)[:, None])[None, None]
+    return seen if base == "sdpa" else additive(seen, dtype)
+
+
+def chosen(turn: Turn, slots: Tensor) -> Tensor | None:
+    """(batch, n): which rows of a block count; None where all do."""
+    if turn.select is None or turn.slots is None:
+        return None
+    return turn.select[:, torch.isin(turn.slots, slots)]
+
+
+def merge(whole: Tensor, block: Tensor, slots: Tensor, select: Tensor | None, dim: int) -> Tensor:
+    """`whole` with the rows `slots` along `dim` (1 or 2) taken from `block`, in the batch rows of `select`."""
+    if select is not None:
+        shape = (select.shape[0], select.shape[1], 1, 1) if dim == 1 else (select.shape[0], 1, select.shape[1], 1)
+        block = torch.where(select.reshape(shape), block, whole.index_select(dim, slots))
+    return whole.index_copy(dim, slots, block)
+
+
+# --- registration ----------------------------------------------------------------------------------------------------
+
+
+def posenc_sdpa(*args: Any, **kwargs: Any) -> Attended:
+    """`attend` over the host library's sdpa."""
+    return attend("sdpa", *args, **kwargs)
+
+
+def posenc_eager(*args: Any, **kwargs: Any) -> Attended:
+    """`attend` over the host's own eager attention."""
+    return attend("eager", *args, **kwargs)
+
+
+def posenc_flex_attention(*args: Any, **kwargs: Any) -> Attended:
+    """`attend` over the host library's FlexAttention."""
+    return attend("flex_attention", *args, **kwargs)
+
+
+for _function in (posenc_sdpa, posenc_eager, posenc_flex_attention):
+    AttentionInterface.register(_function.__name__, _function)
+    AttentionMaskInterface.register(
+        _function.__name__, ALL_MASK_ATTENTION_FUNCTIONS[_function.__name__.removeprefix("posenc_")]
+    )

@@ -1,0 +1,202 @@
+"""From disk and back: checkpoints, adapters and merged models that know their own encoding.
+
+A patched model's `save_pretrained` writes its record into `config.json`. An adapter's folder holds no config of the
+base, so `save_pretrained` of this module puts the record beside it, in `posenc_config.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import cached_file
+
+from . import record
+from .encodings import Encoding, Learned
+from .errors import CheckpointError, OptionError, StateError
+from .patching import PatchState, find_backbone, get_encoding, install, patch_model
+from .registry import create
+
+POSENC_CONFIG = "posenc_config.json"
+_HUB = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code", "force_download", "proxies")
+
+
+def from_pretrained(
+    path: str | os.PathLike[str],
+    *,
+    encoding: str | Encoding | None = None,
+    options: dict[str, Any] | None = None,
+    auto_class: Any = AutoModelForCausalLM,
+    **kwargs: Any,
+) -> Any:
+    """Load a checkpoint, an adapter folder or a merged model, and put its patch back in.
+
+    With `encoding` (and `options` for a name) that one is put in instead, whether or not the checkpoint was patched.
+    Other keyword arguments go to Transformers. Weights are read from safetensors only.
+
+    Raises `CheckpointError` for a folder or record that cannot be read, `StateError` where another encoding cannot
+    take the place of the saved one, and what `patch_model` raises.
+    """
+    if options is not None and not isinstance(encoding, str):
+        raise OptionError("options=… go with encoding='name'")
+    wanted = None if encoding is None else create(encoding, **(options or {}))
+    path = os.fspath(path)
+    if Path(path, "adapter_config.json").is_file():
+        return load_adapter(Path(path), wanted, auto_class, kwargs)
+    hub = {key: kwargs[key] for key in _HUB if key in kwargs}
+    gguf = {"gguf_file": kwargs["gguf_file"]} if "gguf_file" in kwargs else {}
+    config = kwargs.pop("config", None) or load_config(path, {**hub, **gguf})
+    saved = record.read(config)
+    if saved is None:
+        model = auto_class.from_pretrained(path, config=config, **kwargs)
+        return model if wanted is None else patch_model(model, wanted)
+    recorded = saved.encoding()
+    if holds_new_table(recorded, saved):
+        return load_new_table(path, config, recorded, wanted, auto_class, kwargs)
+    for key, value in saved.base.items():
+        setattr(config, key, value)
+    delattr(config, record.KEY)
+    with unknown_table_expected():
+        model = auto_class.from_pretrained(path, config=config, **{"use_safetensors": True, **kwargs})
+    patch_model(model, recorded if wanted is None else wanted)
+    if wanted is None:
+        fill_table(model, path, hub)
+    return model
+
+
+@contextmanager
+def unknown_table_expected() -> Iterator[None]:
+    """Leave out the loader's report where all it has to say is that it does not know a fresh position table."""
+
+    def keep(message: logging.LogRecord) -> bool:
+        text = message.getMessage()
+        return not ("posenc.weight" in text and text.count("UNEXPECTED") == 2 and "MISSING" not in text)
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    handlers = [*logger.handlers, *logging.getLogger("transformers").handlers]
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
+
+
+def load_config(path: str, kwargs: dict[str, Any]) -> Any:
+    """The config of a checkpoint, with an error that names the folder."""
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise CheckpointError(f"{path} is a file; give the folder of a checkpoint")
+    try:
+        return AutoConfig.from_pretrained(path, **kwargs)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"no model could be read from {path!r}: {error}") from error
+
+
+def holds_new_table(encoding: Encoding, saved: record.Record) -> bool:
+    """Whether the checkpoint's own position table is one that the patch made: longer than the base's, or fresh."""
+    return isinstance(encoding, Learned) and "n_positions" in saved.base
+
+
+def load_new_table(
+    path: str, config: Any, recorded: Encoding, wanted: Encoding | None, auto_class: Any, kwargs: dict[str, Any]
+) -> Any:
+    """A checkpoint whose own table was resized is loaded as it is, and given its record and its bounds again."""
+    if wanted is not None:
+        raise StateError(
+            f"this checkpoint holds only the resized table of {recorded.options()}, not the one it was trained with, so "
+            f"{wanted.name} cannot take its place; load the original checkpoint instead"
+        )
+    raw = config.hf_posenc
+    delattr(config, record.KEY)
+    model = auto_class.from_pretrained(path, config=config, **{"use_safetensors": True, **kwargs})
+    patch, backbone = find_backbone(model)
+    install(model, patch, backbone, Learned())
+    state: PatchState = backbone._posenc_state
+    state.encoding, state.resized_on_disk = recorded, True
+    backbone.config.hf_posenc = raw
+    return model
+
+
+def fill_table(model: nn.Module, path: str, hub: dict[str, Any]) -> None:
+    """Read the trained rows of a fresh table, which the stock loader does not know."""
+    _, backbone = find_backbone(model)
+    table = getattr(backbone, "posenc", None)
+    if table is None:
+        return
+    hub = {key: value for key, value in hub.items() if key != "trust_remote_code"}
+    index = cached_file(path, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False, **hub)
+    names = ["model.safetensors"]
+    if index is not None:
+        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
+    for name in names:
+        file = cached_file(path, name, **hub)
+        assert file is not None
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 (not a dict)
+                if key == "posenc.weight" or key.endswith(".posenc.weight"):
+                    table.weight.data.copy_(tensors.get_tensor(key))
+                    return
+    raise CheckpointError(f"the record of {path!r} names a learned table, and no file there holds it")
+
+
+def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: dict[str, Any]) -> Any:
+    """Base, then patch, then adapter; the record is the one beside the adapter."""
+    from peft import PeftConfig, PeftModel
+
+    beside = path / POSENC_CONFIG
+    if wanted is None:
+        if not beside.is_file():
+            raise CheckpointError(
+                f"{path} holds an adapter but no {POSENC_CONFIG}, so nothing says which encoding it was trained with; "
+                "name it with encoding=…, or save adapters with hf_posenc.save_pretrained(model, path)"
+            )
+        wanted = read_beside(beside)
+    base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
+    if not base:
+        raise CheckpointError(f"{path}/adapter_config.json names no base model")
+    model = from_pretrained(base, **kwargs)
+    if get_encoding(model) != wanted:
+        model = from_pretrained(base, encoding=wanted, auto_class=auto_class, **kwargs)
+    return PeftModel.from_pretrained(model, str(path))
+
+
+def read_beside(file: Path) -> Encoding:
+    """The encoding named by a `posenc_config.json`."""
+    try:
+        raw = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+    class Holder:
+        hf_posenc = raw
+
+    saved = record.read(Holder)
+    if saved is None:
+        raise CheckpointError(f"{file} is empty")
+    return saved.encoding()
+
+
+def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> None:
+    """`model.save_pretrained(path)` with the record beside it, which an adapter's folder would otherwise lack.
+
+    Raises `CheckpointError` where the folder cannot be written.
+    """
+    _, backbone = find_backbone(model)
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        raw = getattr(backbone.config, record.KEY, None)
+        if raw is not None:
+            (folder / POSENC_CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
+        model.save_pretrained(str(folder), **kwargs)
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {folder}: {error}") from error

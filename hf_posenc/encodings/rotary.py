@@ -1,0 +1,188 @@
+"""Rotary encodings with one set of frequencies: rope, linear, ntk, ntk_by_parts, yarn, llama3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from ..errors import OptionError
+from . import frequencies
+from .base import Encoding, Geometry, Seam, above, at_least
+
+Frequencies = tuple[Tensor, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation(Encoding):
+    """Q and K are turned by position × frequency before their dot product.
+
+    Options every rotation takes: `rope_theta`, the base (default: the host's, or 1e4 on a host without RoPE), and
+    `original_max_position_embeddings`, L, the length in tokens the model was pretrained on (default: the config's).
+    """
+
+    seam: ClassVar[Seam] = "rotation"
+    needs_length: ClassVar[bool] = True
+    default_theta: ClassVar[float] = 10_000.0
+
+    rope_theta: float | None = None
+    original_max_position_embeddings: int | None = None
+
+    def check(self) -> None:
+        self.require(above(self.rope_theta, 1), "rope_theta", "a base above 1")
+        self.require(
+            at_least(self.original_max_position_embeddings, 1), "original_max_position_embeddings", "a length in tokens"
+        )
+
+    def resolve(self, geometry: Geometry) -> Self:
+        if geometry.rotary_dim % 2 or geometry.rotary_dim < 4:
+            raise OptionError(
+                f"{self.name}: rotations turn pairs of channels, and this host's heads are {geometry.rotary_dim} wide; "
+                "an even width of at least 4 is needed"
+            )
+        length = self.original_max_position_embeddings or geometry.max_position_embeddings
+        if length is None and self.needs_length:
+            raise OptionError(
+                f"{self.name} needs the length the model was pretrained on, and this host's config states none; "
+                "give original_max_position_embeddings=…"
+            )
+        theta = self.rope_theta or geometry.rope_theta or self.default_theta
+        return self.but(rope_theta=theta, original_max_position_embeddings=length)
+
+    @property
+    def theta(self) -> float:
+        """The base of a resolved encoding."""
+        assert self.rope_theta is not None, "resolve() first"
+        return float(self.rope_theta)
+
+    @property
+    def length(self) -> int:
+        """L of a resolved encoding, in tokens."""
+        assert self.original_max_position_embeddings is not None, "resolve() first"
+        return self.original_max_position_embeddings
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        """Frequencies (d/2,) in radians a token, float32, and the factor on cos and sin; of a resolved encoding."""
+        raise NotImplementedError
+
+    def reach(self) -> int | None:
+        """The length in tokens that the options aim at, or None where they aim at none in particular."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope(Rotation):
+    """Plain RoPE: omega_i = theta^(-2i/d) (Su et al. 2021, RoFormer, 2104.09864)."""
+
+    name: ClassVar[str] = "rope"
+    needs_length: ClassVar[bool] = False
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        return frequencies.rope(dim, self.theta), 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledRotation(Rotation):
+    """A rotation stretched by `factor` = target length / pretrained length, at least 1."""
+
+    factor: float
+
+    def check(self) -> None:
+        super().check()
+        self.require(at_least(self.factor, 1), "factor", "target length / pretrained length, a finite number >= 1")
+
+    def reach(self) -> int | None:
+        length = self.original_max_position_embeddings
+        return None if length is None else int(length * self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(ScaledRotation):
+    """Position interpolation: omega_i / s (Chen et al. 2023, 2306.15595; kaiokendev 2023)."""
+
+    name: ClassVar[str] = "linear"
+    needs_length: ClassVar[bool] = False
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        return frequencies.rope(dim, self.theta) / self.factor, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ntk(ScaledRotation):
+    """NTK-aware scaling: plain RoPE with theta' = theta·s^(d/(d-2)) (bloc97 2023; YaRN 2309.00071, 3.1)."""
+
+    name: ClassVar[str] = "ntk"
+    needs_length: ClassVar[bool] = False
+
+    def scaled_theta(self, dim: int) -> float:
+        """theta', a base like any other: s = 4, d = 128, theta = 1e4 gives 40889.9."""
+        return frequencies.ntk_theta(dim, self.theta, self.factor)
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        return frequencies.rope(dim, self.scaled_theta(dim)), 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NtkByParts(ScaledRotation):
+    """YaRN's frequencies without its temperature (Peng et al. 2023, 2309.00071, 3.2)."""
+
+    name: ClassVar[str] = "ntk_by_parts"
+    beta_fast: float = 32
+    beta_slow: float = 1
+    truncate: bool = True
+
+    def check(self) -> None:
+        super().check()
+        self.require(above(self.beta_slow, 0), "beta_slow", "a number of rotations above 0")
+        self.require(above(self.beta_fast, self.beta_slow), "beta_fast", f"more rotations than beta_slow={self.beta_slow}")
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        return self.ramped(dim, self.factor), 1.0
+
+    def ramped(self, dim: int, factor: float) -> Tensor:
+        """The ramp between kept and interpolated frequencies for some `factor`, shape (d/2,)."""
+        return frequencies.by_parts(
+            dim, self.theta, factor, self.length, self.beta_fast, self.beta_slow, self.truncate
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn(NtkByParts):
+    """YaRN: frequencies by parts, cos and sin × a, a = 0.1 ln s + 1 or `attention_factor` (Peng et al. 2023, 2309.00071)."""
+
+    name: ClassVar[str] = "yarn"
+    attention_factor: float | None = None
+
+    def check(self) -> None:
+        super().check()
+        self.require(above(self.attention_factor, 0), "attention_factor", "the factor on cos and sin, above 0")
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        a = frequencies.yarn_temperature(self.factor) if self.attention_factor is None else self.attention_factor
+        return self.ramped(dim, self.factor), float(a)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(ScaledRotation):
+    """Llama 3.1's wavelength-dependent scaling (The Llama 3 Herd of Models, 2407.21783)."""
+
+    name: ClassVar[str] = "llama3"
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def check(self) -> None:
+        super().check()
+        self.require(above(self.low_freq_factor, 0), "low_freq_factor", "a number above 0")
+        self.require(
+            above(self.high_freq_factor, self.low_freq_factor),
+            "high_freq_factor",
+            f"a number above low_freq_factor={self.low_freq_factor}",
+        )
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        inv_freq = frequencies.llama3(
+            dim, self.theta, self.factor, self.length, self.low_freq_factor, self.high_freq_factor
+        )
+        return inv_freq, 1.0

@@ -1,0 +1,85 @@
+"""The numbers in effect on a patched model against its encoding's formula, in double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .encodings import Alibi, Encoding, Learned, Rotation, Segmented, Sinusoidal
+from .positions import Call, DescribeCall
+
+PHASE_LIMIT = 1e-2  # radians at the furthest position checked
+FURTHEST = 32_768
+Row = tuple[str, bool, float | None, float | None, str]
+NAME = "numbers = formula"
+
+
+def check_numbers(backbone: Any, encoding: Encoding) -> Row:
+    """(name, passed, figure, limit, detail) of the tables that a call of this backbone would use."""
+    positions = torch.tensor([[0, 1, 2, 777, FURTHEST - 1]])
+    if isinstance(encoding, Rotation):
+        worst = max(phase_error(*pair) for pair in tables(backbone, encoding, positions))
+        return NAME, worst <= PHASE_LIMIT, worst, PHASE_LIMIT, f"largest error of a phase up to position {FURTHEST - 1}, radians"
+    if isinstance(encoding, Alibi):
+        call = describe(backbone, positions)
+        assert call.slopes is not None
+        heads = len(call.slopes)
+        worst = float((call.slopes.cpu().double() * encoding.factor / reference_slopes(heads) - 1).abs().max())
+        return NAME, worst < 1e-6, worst, 1e-6, f"relative error of {heads} slopes"
+    if isinstance(encoding, Learned):
+        table = (getattr(backbone, "posenc", None) or backbone.wpe).weight
+        return NAME, bool(table.isfinite().all()), None, None, f"a trained table of {len(table)} rows, all finite"
+    if isinstance(encoding, Sinusoidal):
+        rms = float(encoding.vectors(positions[0], backbone.config.hidden_size).pow(2).mean().sqrt())
+        wanted = float(encoding.scale) / 2**0.5
+        return NAME, abs(rms / wanted - 1) < 0.2, rms, None, f"root mean square of the vectors, {wanted:.3g} by formula"
+    return NAME, True, None, None, "no numbers: no positions"
+
+
+def describe(backbone: Any, positions: Tensor) -> Call:
+    """The `Call` that the backbone's own hook makes for these positions."""
+    hook = next(h for h in backbone._forward_pre_hooks.values() if isinstance(h, DescribeCall))
+    return hook.describe({"input_ids": positions, "position_ids": positions})
+
+
+def tables(backbone: Any, encoding: Rotation, positions: Tensor) -> list[tuple[Tensor, Tensor, Tensor, float, Tensor]]:
+    """(cos, sin, frequencies in double, factor, positions) of each set that a call uses; first half of the channels."""
+    rotary = getattr(backbone, "rotary_emb", None)
+    if rotary is not None and not (isinstance(encoding, Segmented) and encoding.schedule == "segments"):
+        at = positions if not isinstance(encoding, Segmented) else positions.clamp(max=encoding.length - 1)
+        dim = 2 * rotary.inv_freq.shape[0]
+        cos, sin = rotary(torch.zeros(1, device=rotary.inv_freq.device), at.to(rotary.inv_freq.device))
+        inv_freq, scaling = encoding.inv_freq(dim)
+        return [(cos, sin, inv_freq.double(), scaling, at)]
+    call = describe(backbone, positions)
+    if call.cos is not None and call.sin is not None:
+        inv_freq, scaling = encoding.inv_freq(call.cos.shape[-1])
+        return [(call.cos, call.sin, inv_freq.double(), scaling, positions)]
+    assert isinstance(encoding, Segmented)
+    result = []
+    for turn, segment in zip(call.turns, encoding.segment(positions).unique().tolist()):
+        inv_freq, scaling = encoding.segment_inv_freq(turn.cos.shape[-1], segment)
+        result.append((turn.cos, turn.sin, inv_freq.double(), scaling, positions))
+    return result
+
+
+def phase_error(cos: Tensor, sin: Tensor, inv_freq: Tensor, scaling: float, positions: Tensor) -> float:
+    """Largest distance on the unit circle between the phases in a table and position × frequency, radians.
+
+    A factor on cos and sin that is off shows as such a distance too.
+    """
+    half = inv_freq.shape[0]
+    angle = positions[..., None].double() * inv_freq
+    found = torch.complex(cos[..., :half].cpu().double(), sin[..., :half].cpu().double()) / scaling
+    return float((found - torch.polar(torch.ones_like(angle), angle)).abs().max())
+
+
+def reference_slopes(heads: int) -> Tensor:
+    """ALiBi's slopes from the definition, in double: the power of two below, then every other one of twice that."""
+    def power(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
+
+    below = 1 << (heads.bit_length() - 1)
+    return torch.tensor((power(below) + power(2 * below)[::2])[:heads], dtype=torch.float64)

@@ -1,0 +1,116 @@
+"""The few modules that patches share: embeddings that are silent or bounded, tables of positions, rotary buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .encodings import Sinusoidal
+from .errors import ReachError
+
+
+def check_reach(positions: Tensor, rows: int) -> None:
+    """Raise `ReachError` where a position has no row in a table of `rows`."""
+    if torch.compiler.is_compiling() or positions.numel() == 0:
+        return
+    furthest = int(positions.max())
+    if furthest >= rows:
+        raise ReachError(
+            f"position {furthest} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the input, "
+            "stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), or use an encoding "
+            "that has no end, such as 'rope' or 'alibi'"
+        )
+
+
+class SilentEmbedding(nn.Embedding):
+    """A position table taken out of play: returns zeros. Its weight and its state-dict key stay as they were."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.weight.new_zeros(*input.shape, self.embedding_dim)
+
+
+class BoundedEmbedding(nn.Embedding):
+    """A position table that says clearly where it ends."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_reach(input, self.num_embeddings)
+        return super().forward(input)
+
+
+class SinusoidalEmbedding(nn.Embedding):
+    """A position table taken out of play, with sinusoids in its place; `encoding` is set by the patch."""
+
+    encoding: Sinusoidal
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.encoding.vectors(input, self.embedding_dim).to(self.weight.dtype)
+
+
+class PositionTable(nn.Module):
+    """A fresh learned table, weight (rows, dim), owned by the model and saved with it."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(table)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_reach(positions, len(self.weight))
+        return nn.functional.embedding(positions, self.weight)
+
+
+@dataclass(eq=False)
+class AddVectors:
+    """A pre-hook of the first layer: adds the vectors of its positions to the hidden states.
+
+    On the layer and not on the token embedding, which a caller who brings `inputs_embeds` never runs.
+    """
+
+    vectors: Callable[[Tensor], Tensor]
+    positions: Callable[[dict[str, Any]], Tensor]
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hidden, rest = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
+        added = self.vectors(self.positions(kwargs).to(hidden.device))
+        return (hidden + added.to(hidden), *rest), kwargs
+
+
+@dataclass(eq=False)
+class SinusoidVectors:
+    """`Sinusoidal.vectors` for one width, as an object that can be pickled."""
+
+    encoding: Sinusoidal
+    dim: int
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        return self.encoding.vectors(positions, self.dim)
+
+
+@dataclass(eq=False)
+class TableVectors:
+    """The rows of the table that stands at `owner.posenc`, looked up at each call: PEFT may have wrapped it since."""
+
+    owner: nn.Module
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        return self.owner.posenc(positions)
+
+
+class ExactBuffers(nn.Module):
+    """Mixin for a host's rotary module: frequencies are recomputed from the config whenever tensors are moved or cast.
+
+    `model.to(bfloat16)` would otherwise round them (at position 32k that is tens of radians), and `to_empty` would
+    leave garbage in them; neither raises.
+    """
+
+    def _apply(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> nn.Module:
+        moved = super()._apply(fn, *args, **kwargs)
+        device = self.inv_freq.device
+        if device.type != "meta":
+            fresh = type(self)(self.config)
+            for name, buffer in fresh.named_buffers():
+                self._buffers[name] = buffer.to(device)
+        return moved

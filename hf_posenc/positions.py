@@ -1,0 +1,142 @@
+"""Where every token of a call stands: computed once a forward, and carried along with the call, never on the model.
+
+A value kept on the model would be read again by gradient checkpointing after another forward has overwritten it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import rotation
+from .attention import own_name
+from .encodings import Alibi, Encoding, Rotation, Segmented
+
+
+class Call(NamedTuple):
+    """What one forward call tells every layer about positions; a named tuple so that tensors in it follow devices.
+
+    `query_positions` (batch or 1, n) and `key_positions` (batch or 1, keys so far), in tokens; `cos`, `sin` of the
+    queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias.
+    """
+
+    query_positions: Tensor
+    key_positions: Tensor
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    turns: tuple[rotation.Turn, ...] = ()
+    slopes: Tensor | None = None
+
+
+def take(kwargs: dict[str, Any], *names: str) -> Any:
+    """The first of `names` that is given and not None: the host library renames its arguments between releases."""
+    return next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+
+
+def find_cache(kwargs: dict[str, Any]) -> Any:
+    """The cache of a call, by its present or its earlier name."""
+    return take(kwargs, "cache", "past_key_values", "layer_past")
+
+
+def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call of `module.forward` by name."""
+    if not args:
+        return dict(kwargs)
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    return {**dict(zip(names, args)), **kwargs}
+
+
+def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    """Positions of a call's queries and of all keys it can see, and the number of keys before it.
+
+    Queries: `position_ids` where given, else counted along the mask, so that padding does not count. Keys: the
+    queries' own positions where nothing is cached yet; otherwise counted along the mask, else their slots. With a
+    filled cache, positions are taken to go up by one a token, as `generate` has them.
+    """
+    tokens = take(kwargs, "input_ids", "inputs_embeds")
+    n, cache = tokens.shape[1], find_cache(kwargs)
+    past = int(cache.get_seq_length()) if cache is not None else 0
+    given = kwargs.get("position_ids")
+    counted = count_along_mask(kwargs.get("attention_mask"), past + n)
+    if counted is None:
+        counted = torch.arange(past + n, device=tokens.device)[None]
+    if given is not None:
+        given = given.to(tokens.device).reshape(-1, n)
+    keys = given if past == 0 and given is not None else counted.to(tokens.device)
+    return keys[:, past:] if given is None else given, keys, past
+
+
+def count_along_mask(mask: Any, length: int) -> Tensor | None:
+    """Position of each of the first `length` slots by counting the unmasked ones before it, (batch, length), or None.
+
+    A prepared mask (batch, 1, n, keys) is read at its last query, which sees every valid key.
+    """
+    if isinstance(mask, dict):
+        mask = mask.get("full_attention")
+    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
+        return None
+    if mask.ndim == 4:
+        last = mask[:, 0, -1]
+        mask = last if last.dtype == torch.bool else last == 0
+    valid = (mask[:, :length] > 0).long()
+    if valid.shape[1] < length:
+        return None
+    return (valid.cumsum(-1) - 1).clamp(min=0)
+
+
+@dataclass(eq=False)
+class FillPositions:
+    """A pre-hook of a backbone: a call that brings a padding mask and no `position_ids` gets them from the mask."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = named_arguments(module, args, kwargs)
+        if kwargs.get("position_ids") is None and isinstance(kwargs.get("attention_mask"), Tensor):
+            kwargs["position_ids"] = locate(kwargs)[0]
+        return (), kwargs
+
+
+@dataclass(eq=False)
+class DescribeCall:
+    """A pre-hook of a backbone: puts a `Call` into the keyword arguments, which travel to every attention layer.
+
+    `through_attention` says that the encoding acts inside the attention function, which must then be ours.
+    """
+
+    encoding: Encoding
+    rotary_dim: int
+    num_heads: int
+    through_attention: bool
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = named_arguments(module, args, kwargs)
+        if self.through_attention:
+            keep_attention(module)
+        call = self.describe(kwargs)
+        if kwargs.get("position_ids") is None and isinstance(kwargs.get("attention_mask"), Tensor):
+            kwargs["position_ids"] = call.query_positions
+        return (), {**kwargs, "posenc": call}
+
+    def describe(self, kwargs: dict[str, Any]) -> Call:
+        """The `Call` of a forward with these keyword arguments."""
+        queries, keys, past = locate(kwargs)
+        call = Call(queries, keys)
+        if isinstance(self.encoding, Segmented):
+            return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past))
+        if isinstance(self.encoding, Rotation):
+            cos, sin = rotation.early(self.encoding, self.rotary_dim, queries)
+            return call._replace(cos=cos, sin=sin)
+        if isinstance(self.encoding, Alibi):
+            return call._replace(slopes=self.encoding.slopes(self.num_heads).to(queries.device))
+        return call
+
+
+def keep_attention(module: nn.Module) -> None:
+    """Where the user has chosen another attention since the patch, choose ours over that one, or raise."""
+    config: Any = module.config
+    name = config._attn_implementation
+    if not name.startswith("posenc_"):
+        config._attn_implementation = own_name(name)

@@ -1,0 +1,99 @@
+"""The list of encodings, and the one way from a name and options to an `Encoding`."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from . import encodings as e
+from .encodings.base import Encoding, Seam
+from .errors import OptionError, OptionTypeError, unknown
+
+
+@dataclass(frozen=True)
+class EncodingRow:
+    """One encoding of the list: its name, the seam it lives in, one sentence, where it was published, its options."""
+
+    name: str
+    cls: type[Encoding]
+    summary: str
+    paper: str
+
+    @property
+    def seam(self) -> Seam:
+        return self.cls.seam
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self.cls))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self.cls) if field.default is MISSING)
+
+
+_ROWS = [
+    EncodingRow("rope", e.Rope, "rotary positions, unscaled", "Su et al. 2021, arXiv 2104.09864"),
+    EncodingRow("linear", e.Linear, "position interpolation: every frequency ÷ factor", "Chen et al. 2023, arXiv 2306.15595"),
+    EncodingRow("ntk", e.Ntk, "a larger base: low frequencies ÷ factor, high ones kept", "bloc97 2023; arXiv 2309.00071, 3.1"),
+    EncodingRow("dynamic_ntk", e.DynamicNtk, "NTK that follows the length, causal by segments", "emozilla 2023; arXiv 2309.00071, 3.3"),
+    EncodingRow("ntk_by_parts", e.NtkByParts, "YaRN's frequencies without its temperature", "Peng et al. 2023, arXiv 2309.00071, 3.2"),
+    EncodingRow("yarn", e.Yarn, "slow pairs interpolated, fast ones kept, logits sharpened", "Peng et al. 2023, arXiv 2309.00071"),
+    EncodingRow("dynamic_yarn", e.DynamicYarn, "YaRN that follows the length, causal by segments", "Peng et al. 2023, arXiv 2309.00071, 3.3"),
+    EncodingRow("llama3", e.Llama3, "scaling by wavelength, as in Llama 3.1", "Llama team 2024, arXiv 2407.21783"),
+    EncodingRow("longrope", e.LongRope, "one rescale factor a pair, short and long lists", "Ding et al. 2024, arXiv 2402.13753"),
+    EncodingRow("alibi", e.Alibi, "a penalty on the score that grows with distance", "Press et al. 2021, arXiv 2108.12409"),
+    EncodingRow("sinusoidal", e.Sinusoidal, "fixed sines and cosines added to the embedding", "Vaswani et al. 2017, arXiv 1706.03762"),
+    EncodingRow("learned", e.Learned, "a trained vector a position, fresh or resized", "Gehring et al. 2017, arXiv 1705.03122"),
+    EncodingRow("nope", e.Nope, "no positions at all", "Kazemnejad et al. 2023, arXiv 2305.19466"),
+]
+ENCODINGS: dict[str, EncodingRow] = {row.name: row for row in _ROWS}
+
+_TAKEN_FROM_OTHERS = {
+    "attn_factor": "attention_factor",
+    "scale_factor": "factor",
+    "scaling_factor": "factor",
+    "theta": "rope_theta",
+    "base": "rope_theta",
+    "original_length": "original_max_position_embeddings",
+}
+
+
+def list_encodings() -> list[EncodingRow]:
+    """Every encoding, in the order in which the documentation presents them."""
+    return list(ENCODINGS.values())
+
+
+def create(encoding: str | Encoding, **options: Any) -> Encoding:
+    """An `Encoding` from its name and options.
+
+    Raises `UnknownNameError` for a name or option that is not known (with the nearest one), `OptionTypeError` for a
+    value of the wrong type, `OptionError` for a value out of range or an option that is missing.
+    """
+    if isinstance(encoding, Encoding):
+        if options:
+            raise OptionError(f"options {sorted(options)} were given beside an Encoding; use encoding.but(...) instead")
+        return encoding
+    if not isinstance(encoding, str):
+        raise OptionTypeError(f"an encoding is a name or an Encoding, got {encoding!r} ({type(encoding).__name__})")
+    row = ENCODINGS.get(encoding)
+    if row is None:
+        raise unknown("encoding", encoding, ENCODINGS)
+    for option in options:
+        if option not in row.options:
+            raise _unknown_option(row, option)
+    missing = [option for option in row.required if option not in options]
+    if missing:
+        raise OptionError(f"{encoding} needs {', '.join(f'{m}=…' for m in missing)}; it takes {', '.join(row.options)}")
+    return row.cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
+
+
+def _unknown_option(row: EncodingRow, option: str) -> Exception:
+    usual = _TAKEN_FROM_OTHERS.get(option)
+    if usual in row.options:
+        return unknown(f"option of {row.name}", option, row.options).__class__(
+            f"unknown option of {row.name} {option!r}; did you mean {usual!r}? (known: {', '.join(row.options)})"
+        )
+    if not row.options:
+        return OptionError(f"{row.name} takes no options, got {option!r}")
+    return unknown(f"option of {row.name}", option, row.options)

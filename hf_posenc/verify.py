@@ -1,0 +1,247 @@
+"""`verify(model)`: proves on the user's own model, in seconds, that its patch does what it says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from . import record
+from .encodings import Alibi, Encoding, Learned, Rotation, Segmented
+from .formulas import check_numbers
+from .patches import Patch
+from .patching import PatchState, find_backbone
+from .positions import find_cache
+
+PROBE = 48  # tokens; enough for a few steps on either side of a segment's end
+SAVE_LIMIT = 2 * 2**30  # bytes of weights above which nothing is written to disk unless asked
+
+# largest difference of logits allowed, as a share of the largest logit: a few roundings of the dtype
+_SHARE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table: `passed` is None where the check was not made, and `detail` says why."""
+
+    name: str
+    passed: bool | None
+    figure: float | None
+    limit: float | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was checked on a model, with figures."""
+
+    encoding: Encoding | None
+    rows: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(row.passed is not False for row in self.rows)
+
+    def table(self) -> str:
+        """The rows as text."""
+        marks = {True: "ok", False: "FAILED", None: "not made"}
+        lines = [("check", "", "figure", "limit", "")]
+        for row in self.rows:
+            figure, limit = (f"{n:.2g}" if n is not None else "" for n in (row.figure, row.limit))
+            lines.append((row.name, marks[row.passed], figure, limit, row.detail))
+        widths = [max(len(line[i]) for line in lines) for i in range(5)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
+
+
+def verify(model: Any, tokenizer: Any = None, progress: bool = True, save: bool | None = None) -> Verification:
+    """Check that the patch of `model` is in effect and exact: a table of what was checked, with figures.
+
+    In effect, numbers equal the formula, cached = uncached, padded = alone, save → load. `tokenizer` only serves to
+    avoid special tokens in the probe. `save`: whether to write the model to a temporary folder (default: up to 2 GiB).
+    The model is left as it was. A model with no patch in effect fails the first check.
+    """
+    patch, backbone = find_backbone(model)
+    state = backbone.__dict__.get("_posenc_state")
+    if state is None:
+        return Verification(None, (explain_absence(backbone),))
+    probe = Probe(model, backbone, state, patch, tokenizer)
+    checks: list[Callable[[], Check]] = [
+        probe.in_effect,
+        probe.numbers,
+        probe.cached,
+        probe.padded,
+        lambda: probe.reloaded(save),
+    ]
+    rows = []
+    with probe.quiet():
+        for check in tqdm(checks, desc="verify", disable=not progress, leave=False):
+            rows.append(check())
+    return Verification(state.encoding, tuple(rows))
+
+
+def explain_absence(backbone: Any) -> Check:
+    """The one row of a model that carries no patch."""
+    saved = record.read(backbone.config)
+    if saved is None:
+        return Check("in effect", False, None, None, "this model is not patched")
+    if saved.native:
+        detail = f"{saved.name} is in its config and served by Transformers itself; load it with hf_posenc to verify it"
+        return Check("in effect", None, None, None, detail)
+    detail = f"this checkpoint was saved with {saved.name}, and that is NOT in effect: load it with hf_posenc.from_pretrained"
+    return Check("in effect", False, None, None, detail)
+
+
+@dataclass
+class Probe:
+    """A short random input for one model, and the checks made with it."""
+
+    model: Any
+    backbone: Any
+    state: PatchState
+    patch: Patch
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        special = set(getattr(self.tokenizer, "all_special_ids", None) or ())
+        self.length = self._length()
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        allowed = torch.tensor([i for i in range(vocabulary) if i not in special])
+        chosen = torch.randint(len(allowed), (1, self.length), generator=generator)
+        self.ids = allowed[chosen].to(self.backbone.get_input_embeddings().weight.device)
+        self.positions = torch.arange(self.length, device=self.ids.device)[None] + self._start()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Evaluation mode, no gradients; the model's own mode afterwards."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train(training)
+
+    def _length(self) -> int:
+        limits = [PROBE]
+        if isinstance(self.state.encoding, Learned):
+            limits.append(self.table_rows())
+        return min(limits)
+
+    def table_rows(self) -> int:
+        """Rows of the learned table in effect."""
+        table = getattr(self.backbone, "posenc", None) or getattr(self.backbone, "wpe", None)
+        assert table is not None
+        return len(table.weight)
+
+    def _start(self) -> int:
+        """Half a probe before the first segment's end, so that cached and uncached calls cross it."""
+        encoding = self.state.encoding
+        return max(encoding.length - self.length // 2, 0) if isinstance(encoding, Segmented) else 0
+
+    def logits(self, ids: Tensor, **kwargs: Any) -> Tensor:
+        return self.model(input_ids=ids, **kwargs).logits.float()
+
+    def limit(self, logits: Tensor) -> float:
+        dtype = next(self.model.parameters()).dtype
+        return _SHARE.get(dtype, 1e-1) * max(1.0, float(logits.abs().max()))
+
+    def compare(self, name: str, a: Tensor, b: Tensor, detail: str) -> Check:
+        difference, limit = float((a - b).abs().max()), self.limit(a)
+        return Check(name, difference <= limit, difference, limit, detail)
+
+    def in_effect(self) -> Check:
+        """The logits with the patch against those with it set aside."""
+        self.patch.prove(self.backbone, self.state.encoding)
+        after = self.logits(self.ids, position_ids=self.positions)
+        if self.state.resized_on_disk:
+            return Check("in effect", True, None, None, f"{self.state.encoding.name}: the table on disk is the patched one")
+        with self.state.ledger.suspended():
+            n = min(self.length, self.stock_reach())
+            at = self.positions if int(self.positions.max()) < self.stock_reach() else self.positions - self.positions[0, 0]
+            before = self.logits(self.ids[:, :n], position_ids=at[:, :n])
+        after = after[:, :n]
+        difference = float((after - before).abs().max())
+        if self.is_own():
+            return Check(
+                "in effect", difference <= self.limit(after), difference, self.limit(after),
+                f"{self.state.encoding.name} is this model's own encoding: nothing may change",
+            )
+        return Check("in effect", difference > 0, difference, None, f"{self.state.encoding.name}: logits moved by this much")
+
+    def stock_reach(self) -> int:
+        """The positions that the unpatched host accepts."""
+        table = getattr(self.backbone, "wpe", None)
+        return len(table.weight) if table is not None else 2**31
+
+    def is_own(self) -> bool:
+        """Whether the encoding is the one that the host has without a patch."""
+        encoding = self.state.encoding
+        if encoding.name != self.patch.native:
+            return False
+        with self.state.ledger.suspended():
+            theta = self.patch.geometry(self.backbone).rope_theta
+        if isinstance(encoding, Rotation):
+            return encoding.rope_theta == theta
+        if isinstance(encoding, Alibi):
+            return encoding.factor == 1
+        return isinstance(encoding, Learned) and encoding.options() == {}
+
+    def numbers(self) -> Check:
+        """The tables in effect against the formula in double precision."""
+        return Check(*check_numbers(self.backbone, self.state.encoding))
+
+    def cached(self) -> Check:
+        """One call against a prefill, a chunk and single steps with a cache."""
+        whole = self.logits(self.ids, position_ids=self.positions, use_cache=False)
+        parts, cache, at = [], None, 0
+        for n in (self.length // 2 - 2, 3, *[1] * 4, self.length - self.length // 2 - 5):
+            if n <= 0:
+                continue
+            cut = slice(at, at + n)
+            given = {} if cache is None else {self.cache_name(): cache}
+            out = self.model(input_ids=self.ids[:, cut], position_ids=self.positions[:, cut], use_cache=True, **given)
+            parts.append(out.logits.float())
+            cache, at = find_cache(dict(out)), at + n
+        return self.compare("cached = uncached", whole[:, :at], torch.cat(parts, 1), f"{at} tokens, prefill, chunk, steps")
+
+    def cache_name(self) -> str:
+        """What this release of the host library calls the cache argument."""
+        import inspect
+
+        return "cache" if "cache" in inspect.signature(type(self.model).forward).parameters else "past_key_values"
+
+    def padded(self) -> Check:
+        """A short row left-padded in a batch against the same row alone."""
+        short = self.length // 2
+        alone = self.logits(self.ids[:, :short])
+        padding = self.ids[:, :1].expand(1, self.length - short)
+        batch = torch.cat((torch.cat((padding, self.ids[:, :short]), 1), self.ids))
+        mask = torch.ones_like(batch)
+        mask[0, : self.length - short] = 0
+        together = self.logits(batch, attention_mask=mask)[:1, self.length - short :]
+        return self.compare("padded = alone", alone, together, f"{short} tokens behind {self.length - short} of padding")
+
+    def reloaded(self, save: bool | None) -> Check:
+        """The logits after a trip to disk."""
+        from .checkpoint import from_pretrained
+
+        name = "save → load"
+        size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        if save is False or save is None and size > SAVE_LIMIT:
+            return Check(name, None, None, None, f"{size / 2**30:.1f} GiB would be written; verify(model, save=True) does it")
+        if self.model.__class__.__module__.startswith("peft"):
+            return Check(name, None, None, None, "an adapter: see hf_posenc.save_pretrained")
+        before = self.logits(self.ids, position_ids=self.positions)
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save_pretrained(folder)
+            dtype = next(self.model.parameters()).dtype
+            again = from_pretrained(folder, dtype=dtype, auto_class=type(self.model)).to(self.ids.device)
+            after = again(input_ids=self.ids, position_ids=self.positions).logits.float()
+        return self.compare(name, before, after, "a temporary folder, hf_posenc.from_pretrained")

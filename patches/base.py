@@ -1,0 +1,95 @@
+"""What every patch is: where the three seams of one architecture are. Knows the host library, holds no formula."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from hf_posenc.attention import own_name
+from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Segmented
+from hf_posenc.errors import EffectError, UnsupportedError
+from hf_posenc.ledger import Ledger
+from hf_posenc.positions import DescribeCall
+
+
+class Patch:
+    """One architecture. Every file in this folder has one subclass, with these methods in this order.
+
+    `model_types`: the `config.model_type`s it serves; `native`: the encoding its hosts are trained with.
+    """
+
+    model_types: ClassVar[tuple[str, ...]]
+    native: ClassVar[str]
+
+    def backbone_type(self) -> type[nn.Module]:
+        """The class of the module that holds embeddings and layers (imported only when asked for)."""
+        raise NotImplementedError
+
+    def geometry(self, backbone: Any) -> Geometry:
+        """The numbers of this host that encodings may ask for."""
+        raise NotImplementedError
+
+    def refusal(self, encoding: Encoding, config: Any) -> str | None:
+        """Why this encoding cannot go into a host with this config, or None where it can."""
+        return None
+
+    def complete(self, encoding: Encoding, backbone: Any) -> Encoding:
+        """The encoding with every option filled in that the host can answer."""
+        geometry = self.geometry(backbone)
+        if isinstance(encoding, Learned) and encoding.resize is None and encoding.max_position_embeddings is None:
+            encoding = encoding.but(max_position_embeddings=geometry.max_position_embeddings)
+        return encoding.resolve(geometry)
+
+    def is_native_result(self, encoding: Encoding) -> bool:
+        """Whether the host library alone can hold the patched model, so that a plain `from_pretrained` reloads it."""
+        raise NotImplementedError
+
+    def apply(self, backbone: Any, encoding: Encoding, ledger: Ledger) -> None:
+        """Take the native encoding out and put this one in; every change goes through the ledger."""
+        raise NotImplementedError
+
+    def prove(self, backbone: Any, encoding: Encoding) -> None:
+        """Raise `EffectError` unless the seams now do what the encoding says (tables and settings, no forward)."""
+        raise NotImplementedError
+
+    def forward_hooks(self, model: Any, backbone: Any, ledger: Ledger) -> None:
+        """What the outermost model needs, where it is not the backbone itself; nothing for most hosts."""
+
+
+def attention_refusal(encoding: Encoding, config: Any) -> str | None:
+    """The refusal shared by hosts: an encoding inside the attention function needs one of ours over the host's."""
+    if not in_attention(encoding):
+        return None
+    try:
+        own_name(config._attn_implementation)
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def in_attention(encoding: Encoding) -> bool:
+    """Whether an encoding acts inside the attention function: on scores, or on keys late."""
+    return encoding.seam == "score" or isinstance(encoding, Segmented) and encoding.schedule == "segments"
+
+
+def describe_calls(backbone: Any, encoding: Encoding, geometry: Geometry, ledger: Ledger) -> None:
+    """Let every call of the backbone carry its positions, and choose our attention where the encoding needs it."""
+    inside = in_attention(encoding)
+    if inside:
+        ledger.set_attribute(
+            backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)
+        )
+    dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
+    ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside))
+
+
+def expect(ok: bool, what: str) -> None:
+    """Raise `EffectError` with `what` unless `ok`."""
+    if not ok:
+        raise EffectError(f"the patch did not take effect: {what}; the model has been put back as it was")
+
+
+def rms(*tensors: Any) -> float:
+    """Root of the mean over one embedding dimension of the summed squares of `tensors` of one shape."""
+    return float(sum(t.detach().float().pow(2).mean() for t in tensors) ** 0.5)

@@ -1,0 +1,289 @@
+"""Dense float64 forward passes of Llama, GPT-2 and BLOOM with any of the oracle's encodings put in.
+
+Everything is read from a stock model's `state_dict` and config: nothing here calls the model. The host's native encoding
+is taken out and the named one put in, at one of three seams: added to the embedding, turning queries and keys, added to
+the scores. A single row without padding; shapes are (tokens, width), and (heads, tokens, head width) in attention.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import oracle
+from numpy.typing import NDArray
+from oracle import Array, Rotation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+State = Mapping[str, Array]
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Seams:
+    """What the encoding does: a table row a token, a rotation a query, a slope a query head (each may be absent)."""
+
+    positions: NDArray[np.int64]
+    visible: NDArray[np.bool_]
+    embedding: Array | None = None
+    rotations: list[Rotation] | None = None
+    slopes: Array | None = None
+
+
+def softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def layer_norm(x: Array, state: State, prefix: str, eps: float) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+    return normed * state[f"{prefix}.weight"] + state[f"{prefix}.bias"]
+
+
+def rms_norm(x: Array, state: State, prefix: str, eps: float) -> Array:
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * state[f"{prefix}.weight"]
+
+
+def linear(x: Array, state: State, prefix: str) -> Array:
+    """torch.nn.Linear, weight (out, in), with or without a bias."""
+    return x @ state[f"{prefix}.weight"].T + state.get(f"{prefix}.bias", np.zeros(1))
+
+
+def conv1d(x: Array, state: State, prefix: str) -> Array:
+    """GPT-2's Conv1D, weight (in, out)."""
+    return x @ state[f"{prefix}.weight"] + state[f"{prefix}.bias"]
+
+
+def silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
+
+
+def gelu_new(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def bloom_gelu(x: Array) -> Array:
+    """BLOOM's own, with sqrt(2/pi) cut to eight digits."""
+    return 0.5 * x * (1 + np.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+
+def heads(x: Array, count: int) -> Array:
+    """(n, count * d) -> (count, n, d)"""
+    return x.reshape(len(x), count, -1).transpose(1, 0, 2)
+
+
+def turn(x: Array, positions: NDArray[np.int64], inv_freq: Array, scale: float) -> Array:
+    """`oracle.rotate` for all tokens and heads at once: (heads, n, d), half-split pairs."""
+    angles = positions[:, None] * inv_freq
+    cos, sin = scale * np.cos(angles), scale * np.sin(angles)
+    first, second = x[..., : len(inv_freq)], x[..., len(inv_freq) :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def same_rotation(rotations: list[Rotation]) -> list[tuple[list[int], Rotation]]:
+    """The queries which share a rotation, together: one matrix product for each, whatever their order."""
+    groups: dict[tuple[bytes, float], tuple[list[int], Rotation]] = {}
+    for query, (inv_freq, scale) in enumerate(rotations):
+        groups.setdefault((inv_freq.tobytes(), scale), ([], (inv_freq, scale)))[0].append(query)
+    return list(groups.values())
+
+
+def attend(q: Array, k: Array, v: Array, seams: Seams, scaling: float) -> Array:
+    """(heads, n, d), keys and values of (kv heads, n, d) -> (n, heads * d)."""
+    group = len(q) // len(k)
+    k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
+    scores = q @ k.transpose(0, 2, 1)
+    for queries, (inv_freq, scale) in same_rotation(seams.rotations or []):
+        turned = turn(q[:, queries], seams.positions[queries], inv_freq, scale)
+        keys = turn(k, seams.positions, inv_freq, scale)
+        scores[:, queries] = turned @ keys.transpose(0, 2, 1)
+    scores *= scaling
+    if seams.slopes is not None:
+        for i, position in enumerate(seams.positions):
+            scores[:, i] += oracle.alibi(position, seams.positions, seams.slopes[:, None])
+    scores[:, ~seams.visible] = -np.inf
+    out = softmax(scores) @ v
+    return out.transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+
+def enter(x: Array, seams: Seams) -> Array:
+    return x if seams.embedding is None else x + seams.embedding
+
+
+def llama_logits(state: State, config: Any, ids: NDArray[np.int64], seams: Seams) -> Array:
+    assert config.hidden_act == "silu"
+    eps = config.rms_norm_eps
+    x = enter(state["model.embed_tokens.weight"][ids], seams)
+    for layer in range(config.num_hidden_layers):
+        at = f"model.layers.{layer}"
+        h = rms_norm(x, state, f"{at}.input_layernorm", eps)
+        q = heads(linear(h, state, f"{at}.self_attn.q_proj"), config.num_attention_heads)
+        k = heads(linear(h, state, f"{at}.self_attn.k_proj"), config.num_key_value_heads)
+        v = heads(linear(h, state, f"{at}.self_attn.v_proj"), config.num_key_value_heads)
+        x = x + linear(attend(q, k, v, seams, q.shape[-1] ** -0.5), state, f"{at}.self_attn.o_proj")
+        h = rms_norm(x, state, f"{at}.post_attention_layernorm", eps)
+        gated = silu(linear(h, state, f"{at}.mlp.gate_proj")) * linear(h, state, f"{at}.mlp.up_proj")
+        x = x + linear(gated, state, f"{at}.mlp.down_proj")
+    return rms_norm(x, state, "model.norm", eps) @ head(state, config, "model.embed_tokens.weight").T
+
+
+def gpt2_logits(state: State, config: Any, ids: NDArray[np.int64], seams: Seams) -> Array:
+    assert config.activation_function == "gelu_new"
+    eps = config.layer_norm_epsilon
+    x = enter(state["transformer.wte.weight"][ids], seams)
+    for layer in range(config.n_layer):
+        at = f"transformer.h.{layer}"
+        h = layer_norm(x, state, f"{at}.ln_1", eps)
+        fused = np.split(conv1d(h, state, f"{at}.attn.c_attn"), 3, axis=-1)
+        q, k, v = (heads(part, config.n_head) for part in fused)
+        scaling = q.shape[-1] ** -0.5 if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            scaling /= layer + 1
+        x = x + conv1d(attend(q, k, v, seams, scaling), state, f"{at}.attn.c_proj")
+        h = layer_norm(x, state, f"{at}.ln_2", eps)
+        x = x + conv1d(gelu_new(conv1d(h, state, f"{at}.mlp.c_fc")), state, f"{at}.mlp.c_proj")
+    return layer_norm(x, state, "transformer.ln_f", eps) @ head(state, config, "transformer.wte.weight").T
+
+
+def bloom_logits(state: State, config: Any, ids: NDArray[np.int64], seams: Seams) -> Array:
+    eps = config.layer_norm_epsilon
+    embedded = state["transformer.word_embeddings.weight"][ids]
+    x = enter(layer_norm(embedded, state, "transformer.word_embeddings_layernorm", eps), seams)
+    for layer in range(config.n_layer):
+        at = f"transformer.h.{layer}"
+        h = layer_norm(x, state, f"{at}.input_layernorm", eps)
+        fused = linear(h, state, f"{at}.self_attention.query_key_value").reshape(len(ids), config.n_head, 3, -1)
+        q, k, v = (fused[:, :, part].transpose(1, 0, 2) for part in range(3))
+        residual = h if config.apply_residual_connection_post_layernorm else x
+        x = residual + linear(attend(q, k, v, seams, q.shape[-1] ** -0.5), state, f"{at}.self_attention.dense")
+        h = layer_norm(x, state, f"{at}.post_attention_layernorm", eps)
+        residual = h if config.apply_residual_connection_post_layernorm else x
+        inner = bloom_gelu(linear(h, state, f"{at}.mlp.dense_h_to_4h"))
+        x = residual + linear(inner, state, f"{at}.mlp.dense_4h_to_h")
+    return layer_norm(x, state, "transformer.ln_f", eps) @ head(state, config, "transformer.word_embeddings.weight").T
+
+
+def head(state: State, config: Any, tied: str) -> Array:
+    return state[tied] if config.tie_word_embeddings else state["lm_head.weight"]
+
+
+FORWARD: dict[str, Callable[[State, Any, NDArray[np.int64], Seams], Array]] = {
+    "llama": llama_logits,
+    "gpt2": gpt2_logits,
+    "bloom": bloom_logits,
+}
+NATIVE = {"llama": "rope", "gpt2": "learned", "bloom": "alibi"}
+
+
+def embedding_rms(state: State, model_type: str) -> float:
+    """Root mean square of what enters the first block, read from the weights alone."""
+    if model_type == "bloom":
+        norm = "transformer.word_embeddings_layernorm"
+        return math.sqrt(np.mean(state[f"{norm}.weight"] ** 2 + state[f"{norm}.bias"] ** 2))
+    table = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}[model_type]
+    return math.sqrt(np.mean(state[table] ** 2))
+
+
+def sinusoidal_rows(
+    state: State,
+    config: Any,
+    positions: NDArray[np.int64],
+    *,
+    base: float = 10000,
+    layout: Any = "interleaved",
+    scale: float | str = AUTO,
+) -> Array:
+    factor = embedding_rms(state, config.model_type) * math.sqrt(2) if scale == AUTO else float(scale)
+    return factor * np.stack([oracle.sinusoid(int(p), config.hidden_size, base, layout) for p in positions])
+
+
+def learned_rows(
+    state: State,
+    config: Any,
+    positions: NDArray[np.int64],
+    *,
+    max_position_embeddings: int | None = None,
+    resize: str | None = None,
+    factor: float | None = None,
+    alpha: float = 0.4,
+) -> Array:
+    """The host's own table, the same resized, or a fresh one (sinusoidal at the scale of the embeddings)."""
+    if config.model_type != "gpt2" or (max_position_embeddings is not None and resize is None):
+        return sinusoidal_rows(state, config, positions)
+    table = state["transformer.wpe.weight"]
+    if resize is not None:
+        if factor is None:
+            factor = 1.0 if max_position_embeddings is None else max_position_embeddings / len(table)
+        table = oracle.resize(table, resize, int(positions.max()) + 1, factor, alpha)
+    return table[positions]
+
+
+def rotations(
+    config: Any,
+    name: str,
+    positions: NDArray[np.int64],
+    *,
+    rope_theta: float | None = None,
+    original_max_position_embeddings: int | None = None,
+    **options: Any,
+) -> list[Rotation]:
+    """One rotation a query."""
+    theta, length, dim = 1e4, original_max_position_embeddings, config.hidden_size // config.num_attention_heads
+    if config.model_type == "llama":
+        assert config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
+        theta, dim = config.rope_parameters["rope_theta"], config.head_dim
+    if config.model_type != "bloom":
+        length = length or config.max_position_embeddings
+    theta = rope_theta or theta
+    return [oracle.rotation(name, int(t), dim=dim, theta=theta, length=length, **options) for t in positions]
+
+
+def reference_logits(
+    model: "PreTrainedModel",
+    name: str | None,
+    options: Mapping[str, Any] | None,
+    input_ids: Any,
+    positions: Sequence[int] | NDArray[np.int64] | None = None,
+    documents: Sequence[int] | NDArray[np.int64] | None = None,
+    window: int | None = None,
+) -> Array:
+    """The logits (n, vocab) of one unpadded row, from a stock `model`'s weights under the named encoding.
+
+    `name` None is the host's own encoding. A query at position t and the keys it sees are all turned with the frequencies
+    of t. `positions` (default 0 .. n - 1) are what the encoding sees; who sees whom goes by the order in the row:
+    the earlier tokens of the same id in `documents`, and of those the last `window`, oneself included.
+    """
+    config: Any = model.config
+    state = {key: value.detach().cpu().double().numpy() for key, value in model.state_dict().items()}
+    ids = np.asarray(input_ids, dtype=np.int64)
+    assert ids.size == ids.shape[-1], f"a single row is needed, got {ids.shape}"
+    ids = ids.reshape(-1)
+    n = len(ids)
+    places = np.arange(n) if positions is None else np.asarray(positions, dtype=np.int64).reshape(n)
+    document = np.zeros(n, dtype=np.int64) if documents is None else np.asarray(documents).reshape(n)
+    step = np.arange(n)[:, None] - np.arange(n)[None, :]
+    visible = (step >= 0) & (document[:, None] == document[None, :])
+    if window is not None:
+        visible &= step < window
+
+    chosen = dict(options or {})
+    if name is None:
+        assert config.model_type != "llama" or config.rope_parameters["rope_type"] == "default"
+        assert not chosen, "options need a name"
+        name = NATIVE[config.model_type]
+    extra: dict[str, Any] = {}
+    if name in oracle.ROTATIONS:
+        extra["rotations"] = rotations(config, name, places, **chosen)
+    elif name == "alibi":
+        extra["slopes"] = oracle.slopes(config.num_attention_heads, **chosen)
+    elif name == "sinusoidal":
+        extra["embedding"] = sinusoidal_rows(state, config, places, **chosen)
+    elif name == "learned":
+        extra["embedding"] = learned_rows(state, config, places, **chosen)
+    else:
+        assert name == "nope" and not chosen, f"no oracle for {name!r} with {chosen}"
+    return FORWARD[config.model_type](state, config, ids, Seams(places, visible, **extra))
