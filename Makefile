@@ -13,7 +13,7 @@ test: $(VENV)/.installed
 	$(PYTEST)
 
 # The oldest Transformers that is claimed to work, in an environment of its own.
-OLDEST := 5.0.0
+OLDEST := 5.4.0
 test-oldest: $(VENV)-oldest/.installed
 	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 2 -q
 

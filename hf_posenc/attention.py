@@ -92,7 +92,7 @@ def eager_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
-    scaling: float | None = None,
+    scaling: float = 1.0,
     **kwargs: Any,
 ) -> Attended:
     """softmax(Q K^T · scaling + mask) V in the open, for hosts that have no such function; softmax in float32."""
@@ -137,7 +137,7 @@ def biased(
     a dot product: a few columns appended to Q and K carry it, and the base function keeps its own kernel and mask.
     """
     assert call.slopes is not None
-    positions = padded(call.key_positions, key.shape[2])
+    positions = fitted(call.key_positions, key.shape[2])
     distance = positions - call.key_positions[:, -1:]
     if query.shape[2] == 1 and not is_block_mask(mask):
         bias = call.slopes[None, :, None, None] * distance[:, None, None, :].float()
@@ -174,7 +174,8 @@ def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.
     for _ in range(3):
         slope_parts.append(rest.to(dtype))
         rest = rest - slope_parts[-1].float()
-    digits, left = [], -distance.long()
+    digits: list[Tensor] = []
+    left = -distance.long()
     while not digits or 256 ** len(digits) < distance.shape[-1]:
         digits.append(left % 256)
         left = left // 256
@@ -185,9 +186,15 @@ def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.
     return query_columns, key_columns
 
 
-def padded(positions: Tensor, keys: int) -> Tensor:
-    """Positions (batch or 1, …) of the first keys, filled up to `keys` slots: a static cache hands over its whole buffer."""
-    return F.pad(positions, (0, keys - positions.shape[-1]))
+def fitted(table: Tensor, keys: int) -> Tensor:
+    """A table (batch or 1, slots, …) for exactly `keys` slots.
+
+    A static cache hands over its whole buffer, whose unused end is masked; a sliding one only the last keys.
+    """
+    spare = keys - table.shape[1]
+    if spare <= 0:
+        return table[:, -keys:]
+    return torch.cat((table, table.new_zeros(table.shape[0], spare, *table.shape[2:])), dim=1)
 
 
 def is_block_mask(mask: Any) -> bool:
@@ -224,7 +231,9 @@ def turned(
     weights = None
     for turn in turns:
         assert turn.slots is not None
-        for slots in pieces(turn.slots, whole=mask is not None or first == 0 and int(turn.slots[-1]) + 1 == len(turn.slots)):
+        for slots in pieces(
+            turn.slots, whole=mask is not None or (first == 0 and int(turn.slots[-1]) + 1 == len(turn.slots))
+        ):
             q, k = turn_both(turn, query[:, :, slots], key, first + slots)
             visible = int(slots[-1]) + 1 + first if mask is None else key.shape[2]
             part = block_mask(base, mask, slots, first, visible, query.dtype)
@@ -240,8 +249,7 @@ def turned(
 
 def turn_both(turn: Turn, query: Tensor, key: Tensor, at: Any) -> tuple[Tensor, Tensor]:
     """The queries that stand at key slots `at`, and all keys, turned by one segment's tables."""
-    spare = key.shape[2] - turn.cos.shape[1]
-    cos, sin = (F.pad(t, (0, 0, 0, spare)) if spare else t for t in (turn.cos, turn.sin))
+    cos, sin = (fitted(table, key.shape[2]) for table in (turn.cos, turn.sin))
     return rotate(query, turn.cos[:, at], turn.sin[:, at]), rotate(key, cos, sin)
 
 

@@ -26,7 +26,16 @@ from .patching import PatchState, find_backbone, get_encoding, install, patch_mo
 from .registry import create
 
 POSENC_CONFIG = "posenc_config.json"
-_HUB = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code", "force_download", "proxies")
+_HUB = (
+    "cache_dir",
+    "revision",
+    "token",
+    "subfolder",
+    "local_files_only",
+    "trust_remote_code",
+    "force_download",
+    "proxies",
+)
 
 
 def from_pretrained(
@@ -112,8 +121,8 @@ def load_new_table(
     """A checkpoint whose own table was resized is loaded as it is, and given its record and its bounds again."""
     if wanted is not None:
         raise StateError(
-            f"this checkpoint holds only the resized table of {recorded.options()}, not the one it was trained with, so "
-            f"{wanted.name} cannot take its place; load the original checkpoint instead"
+            f"this checkpoint holds only the resized table of {recorded.options()}, not the one it was trained with, "
+            f"so {wanted.name} cannot take its place; load the original checkpoint instead"
         )
     raw = config.hf_posenc
     delattr(config, record.KEY)

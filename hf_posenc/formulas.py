@@ -21,7 +21,13 @@ def check_numbers(backbone: Any, encoding: Encoding) -> Row:
     positions = torch.tensor([[0, 1, 2, 777, FURTHEST - 1]])
     if isinstance(encoding, Rotation):
         worst = max(phase_error(*pair) for pair in tables(backbone, encoding, positions))
-        return NAME, worst <= PHASE_LIMIT, worst, PHASE_LIMIT, f"largest error of a phase up to position {FURTHEST - 1}, radians"
+        return (
+            NAME,
+            worst <= PHASE_LIMIT,
+            worst,
+            PHASE_LIMIT,
+            f"largest error of a phase up to position {FURTHEST - 1}, radians",
+        )
     if isinstance(encoding, Alibi):
         call = describe(backbone, positions)
         assert call.slopes is not None
@@ -78,6 +84,7 @@ def phase_error(cos: Tensor, sin: Tensor, inv_freq: Tensor, scaling: float, posi
 
 def reference_slopes(heads: int) -> Tensor:
     """ALiBi's slopes from the definition, in double: the power of two below, then every other one of twice that."""
+
     def power(n: int) -> list[float]:
         return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
 

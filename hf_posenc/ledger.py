@@ -1,8 +1,9 @@
 """The undo ledger: every change a patch makes to a model goes through here, and can be taken back bit for bit.
 
 A change can be toggled: it puts back what was there before and keeps what it took away, so that a patch can also be
-set aside for a moment and put back with the very same objects. A ledger is plain data that lives on the patched instance, so that `copy.deepcopy` and `pickle` of a model carry it
-along and the copy can be unpatched on its own. It writes to instances only, never to a class or a module of the host.
+set aside for a moment and put back with the very same objects. A ledger is plain data that lives on the patched
+instance, so that `copy.deepcopy` and `pickle` of a model carry it along and the copy can be unpatched on its own. It
+writes to instances only, never to a class or a module of the host.
 """
 
 from __future__ import annotations
@@ -91,13 +92,13 @@ class HookChange:
         self.active = not self.active
 
     def _remove(self) -> None:
-        module = self.module
+        module, tables = self.module, list[Any]()
         if self.after:
-            hooks, flags = module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)
+            tables = [module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called]
         else:
-            hooks, flags = module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)
-        for key in [key for key, hook in hooks.items() if hook is self.hook]:
-            for table in (hooks, *flags):
+            tables = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
+        for key in [key for key, hook in tables[0].items() if hook is self.hook]:
+            for table in tables:
                 table.pop(key, None)
 
 
@@ -111,8 +112,8 @@ class Ledger:
         """Make `module` an instance of `new`, a subclass of `expected`; raise `StateError` if it is no `expected`."""
         if type(module) is not expected:
             raise StateError(
-                f"found a {type(module).__module__}.{type(module).__qualname__} where a stock {expected.__qualname__} is "
-                "needed; another tool has replaced it. Patch the model before that tool, or load it anew"
+                f"found a {type(module).__module__}.{type(module).__qualname__} where a stock {expected.__qualname__} "
+                "is needed; another tool has replaced it. Patch the model before that tool, or load it anew"
             )
         self._make(ClassChange(module, new))
 
@@ -177,4 +178,5 @@ def move_accelerate_hook(old: nn.Module, new: nn.Module) -> None:
     if hasattr(old, "_hf_hook") and not hasattr(new, "_hf_hook"):
         from accelerate.hooks import add_hook_to_module
 
-        add_hook_to_module(new, old._hf_hook)
+        hook: Any = old._hf_hook
+        add_hook_to_module(new, hook)

@@ -20,8 +20,8 @@ def check_reach(positions: Tensor, rows: int) -> None:
     furthest = int(positions.max())
     if furthest >= rows:
         raise ReachError(
-            f"position {furthest} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the input, "
-            "stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), or use an encoding "
+            f"position {furthest} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the "
+            "input, stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), or use an encoding "
             "that has no end, such as 'rope' or 'alibi'"
         )
 
@@ -96,7 +96,8 @@ class TableVectors:
     owner: nn.Module
 
     def __call__(self, positions: Tensor) -> Tensor:
-        return self.owner.posenc(positions)
+        table: Any = self.owner.posenc
+        return table(positions)
 
 
 class ExactBuffers(nn.Module):
@@ -108,7 +109,7 @@ class ExactBuffers(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> nn.Module:
         moved = super()._apply(fn, *args, **kwargs)
-        device = self.inv_freq.device
+        device = self._buffers["inv_freq"].device  # type: ignore[union-attr]
         if device.type != "meta":
             fresh = type(self)(self.config)
             for name, buffer in fresh.named_buffers():

@@ -48,8 +48,8 @@ def find_backbone(model: nn.Module) -> tuple[Patch, Any]:
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedError(
-            f"expected a loaded Transformers model, got {model!r:.80} ({type(model).__name__}); load it first, e.g. with "
-            "AutoModelForCausalLM.from_pretrained, or use hf_posenc.from_pretrained"
+            f"expected a loaded Transformers model, got {model!r:.80} ({type(model).__name__}); load it first, e.g. "
+            "with AutoModelForCausalLM.from_pretrained, or use hf_posenc.from_pretrained"
         )
     for module in model.modules():
         model_type = getattr(getattr(module, "config", None), "model_type", None)
@@ -112,7 +112,8 @@ def unpatch_model(model: M) -> M:
         raise StateError("this model is not patched (by this process), so there is nothing to take out")
     if state.resized_on_disk:
         raise StateError(
-            "this model was loaded from a checkpoint that holds only the resized table; load the original checkpoint instead"
+            "this model was loaded from a checkpoint that holds only the resized table; "
+            "load the original checkpoint instead"
         )
     state.ledger.undo()
     del backbone.__dict__[_STATE]
@@ -143,7 +144,7 @@ def get_encoding(model: nn.Module) -> Encoding | None:
 
 
 def support(model_type: str, encoding: str) -> Support:
-    """Whether `encoding` can go into the architecture `model_type`; raises `UnknownNameError` for an unknown encoding."""
+    """Whether `encoding` can go into the architecture `model_type`; an unknown encoding raises `UnknownNameError`."""
     if encoding not in ENCODINGS:
         raise unknown("encoding", encoding, ENCODINGS)
     if model_type not in PATCHES:
@@ -170,7 +171,9 @@ def check_state(model: nn.Module, backbone: Any) -> None:
         )
     for name, tensor in model.named_parameters():
         if tensor.is_meta and not any(hasattr(module, "_hf_hook") for module in model.modules()):
-            raise StateError(f"the weights are on the meta device ({name}); load or initialise the model before patching it")
+            raise StateError(
+                f"the weights are on the meta device ({name}); load or initialise the model before patching it"
+            )
 
 
 def drop_spent_quantization(model: Any, config: Any, ledger: Ledger) -> None:

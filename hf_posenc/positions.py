@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from . import rotation
 from .attention import own_name
 from .encodings import Alibi, Encoding, Rotation, Segmented
+from .errors import OptionError
 
 
 class Call(NamedTuple):
@@ -42,12 +43,26 @@ def find_cache(kwargs: dict[str, Any]) -> Any:
     return take(kwargs, "cache", "past_key_values", "layer_past")
 
 
+def cache_argument(model: nn.Module) -> str:
+    """What this release of the host library calls the cache among the arguments of a model's forward."""
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+
+
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of a call of `module.forward` by name."""
     if not args:
         return dict(kwargs)
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     return {**dict(zip(names, args)), **kwargs}
+
+
+def find_tokens(kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+    """The ids or the embeddings of a call, and how many tokens long its rows are; raises `OptionError` with neither."""
+    if kwargs.get("input_ids") is not None:
+        return kwargs["input_ids"], kwargs["input_ids"].shape[-1]
+    if kwargs.get("inputs_embeds") is not None:
+        return kwargs["inputs_embeds"], kwargs["inputs_embeds"].shape[-2]
+    raise OptionError("a forward call needs input_ids or inputs_embeds, and got neither")
 
 
 def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
@@ -57,8 +72,8 @@ def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
     queries' own positions where nothing is cached yet; otherwise counted along the mask, else their slots. With a
     filled cache, positions are taken to go up by one a token, as `generate` has them.
     """
-    tokens = take(kwargs, "input_ids", "inputs_embeds")
-    n, cache = tokens.shape[1], find_cache(kwargs)
+    tokens, n = find_tokens(kwargs)
+    cache = find_cache(kwargs)
     past = int(cache.get_seq_length()) if cache is not None else 0
     given = kwargs.get("position_ids")
     counted = count_along_mask(kwargs.get("attention_mask"), past + n)

@@ -57,8 +57,8 @@ def read(config: Any) -> Record | None:
         return None
     if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
         raise CheckpointError(
-            f"config.{KEY} is not a record of this package (got {raw!r:.80}); remove that key from config.json, or load "
-            "the original checkpoint"
+            f"config.{KEY} is not a record of this package (got {raw!r:.80}); remove that key from config.json, or "
+            "load the original checkpoint"
         )
     if raw["version"] > VERSION:
         raise CheckpointError(

@@ -34,17 +34,52 @@ class EncodingRow:
 
 _ROWS = [
     EncodingRow("rope", e.Rope, "rotary positions, unscaled", "Su et al. 2021, arXiv 2104.09864"),
-    EncodingRow("linear", e.Linear, "position interpolation: every frequency ÷ factor", "Chen et al. 2023, arXiv 2306.15595"),
-    EncodingRow("ntk", e.Ntk, "a larger base: low frequencies ÷ factor, high ones kept", "bloc97 2023; arXiv 2309.00071, 3.1"),
-    EncodingRow("dynamic_ntk", e.DynamicNtk, "NTK that follows the length, causal by segments", "emozilla 2023; arXiv 2309.00071, 3.3"),
-    EncodingRow("ntk_by_parts", e.NtkByParts, "YaRN's frequencies without its temperature", "Peng et al. 2023, arXiv 2309.00071, 3.2"),
-    EncodingRow("yarn", e.Yarn, "slow pairs interpolated, fast ones kept, logits sharpened", "Peng et al. 2023, arXiv 2309.00071"),
-    EncodingRow("dynamic_yarn", e.DynamicYarn, "YaRN that follows the length, causal by segments", "Peng et al. 2023, arXiv 2309.00071, 3.3"),
+    EncodingRow(
+        "linear", e.Linear, "position interpolation: every frequency ÷ factor", "Chen et al. 2023, arXiv 2306.15595"
+    ),
+    EncodingRow(
+        "ntk", e.Ntk, "a larger base: low frequencies ÷ factor, high ones kept", "bloc97 2023; arXiv 2309.00071, 3.1"
+    ),
+    EncodingRow(
+        "dynamic_ntk",
+        e.DynamicNtk,
+        "NTK that follows the length, causal by segments",
+        "emozilla 2023; arXiv 2309.00071, 3.3",
+    ),
+    EncodingRow(
+        "ntk_by_parts",
+        e.NtkByParts,
+        "YaRN's frequencies without its temperature",
+        "Peng et al. 2023, arXiv 2309.00071, 3.2",
+    ),
+    EncodingRow(
+        "yarn",
+        e.Yarn,
+        "slow pairs interpolated, fast ones kept, logits sharpened",
+        "Peng et al. 2023, arXiv 2309.00071",
+    ),
+    EncodingRow(
+        "dynamic_yarn",
+        e.DynamicYarn,
+        "YaRN that follows the length, causal by segments",
+        "Peng et al. 2023, arXiv 2309.00071, 3.3",
+    ),
     EncodingRow("llama3", e.Llama3, "scaling by wavelength, as in Llama 3.1", "Llama team 2024, arXiv 2407.21783"),
-    EncodingRow("longrope", e.LongRope, "one rescale factor a pair, short and long lists", "Ding et al. 2024, arXiv 2402.13753"),
-    EncodingRow("alibi", e.Alibi, "a penalty on the score that grows with distance", "Press et al. 2021, arXiv 2108.12409"),
-    EncodingRow("sinusoidal", e.Sinusoidal, "fixed sines and cosines added to the embedding", "Vaswani et al. 2017, arXiv 1706.03762"),
-    EncodingRow("learned", e.Learned, "a trained vector a position, fresh or resized", "Gehring et al. 2017, arXiv 1705.03122"),
+    EncodingRow(
+        "longrope", e.LongRope, "one rescale factor a pair, short and long lists", "Ding et al. 2024, arXiv 2402.13753"
+    ),
+    EncodingRow(
+        "alibi", e.Alibi, "a penalty on the score that grows with distance", "Press et al. 2021, arXiv 2108.12409"
+    ),
+    EncodingRow(
+        "sinusoidal",
+        e.Sinusoidal,
+        "fixed sines and cosines added to the embedding",
+        "Vaswani et al. 2017, arXiv 1706.03762",
+    ),
+    EncodingRow(
+        "learned", e.Learned, "a trained vector a position, fresh or resized", "Gehring et al. 2017, arXiv 1705.03122"
+    ),
     EncodingRow("nope", e.Nope, "no positions at all", "Kazemnejad et al. 2023, arXiv 2305.19466"),
 ]
 ENCODINGS: dict[str, EncodingRow] = {row.name: row for row in _ROWS}

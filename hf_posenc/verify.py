@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import record
 from .encodings import Alibi, Encoding, Learned, Rotation, Segmented
 from .formulas import check_numbers
 from .patches import Patch
 from .patching import PatchState, find_backbone
-from .positions import find_cache
+from .positions import cache_argument, find_cache
 
 PROBE = 48  # tokens; enough for a few steps on either side of a segment's end
 SAVE_LIMIT = 2 * 2**30  # bytes of weights above which nothing is written to disk unless asked
@@ -93,7 +93,7 @@ def explain_absence(backbone: Any) -> Check:
     if saved.native:
         detail = f"{saved.name} is in its config and served by Transformers itself; load it with hf_posenc to verify it"
         return Check("in effect", None, None, None, detail)
-    detail = f"this checkpoint was saved with {saved.name}, and that is NOT in effect: load it with hf_posenc.from_pretrained"
+    detail = f"saved with {saved.name}, which is NOT in effect: load it with hf_posenc.from_pretrained"
     return Check("in effect", False, None, None, detail)
 
 
@@ -161,19 +161,30 @@ class Probe:
         self.patch.prove(self.backbone, self.state.encoding)
         after = self.logits(self.ids, position_ids=self.positions)
         if self.state.resized_on_disk:
-            return Check("in effect", True, None, None, f"{self.state.encoding.name}: the table on disk is the patched one")
+            return Check(
+                "in effect", True, None, None, f"{self.state.encoding.name}: the table on disk is the patched one"
+            )
         with self.state.ledger.suspended():
             n = min(self.length, self.stock_reach())
-            at = self.positions if int(self.positions.max()) < self.stock_reach() else self.positions - self.positions[0, 0]
+            at = (
+                self.positions
+                if int(self.positions.max()) < self.stock_reach()
+                else self.positions - self.positions[0, 0]
+            )
             before = self.logits(self.ids[:, :n], position_ids=at[:, :n])
         after = after[:, :n]
         difference = float((after - before).abs().max())
         if self.is_own():
             return Check(
-                "in effect", difference <= self.limit(after), difference, self.limit(after),
+                "in effect",
+                difference <= self.limit(after),
+                difference,
+                self.limit(after),
                 f"{self.state.encoding.name} is this model's own encoding: nothing may change",
             )
-        return Check("in effect", difference > 0, difference, None, f"{self.state.encoding.name}: logits moved by this much")
+        return Check(
+            "in effect", difference > 0, difference, None, f"{self.state.encoding.name}: logits moved by this much"
+        )
 
     def stock_reach(self) -> int:
         """The positions that the unpatched host accepts."""
@@ -205,17 +216,13 @@ class Probe:
             if n <= 0:
                 continue
             cut = slice(at, at + n)
-            given = {} if cache is None else {self.cache_name(): cache}
+            given: dict[str, Any] = {} if cache is None else {cache_argument(self.model): cache}
             out = self.model(input_ids=self.ids[:, cut], position_ids=self.positions[:, cut], use_cache=True, **given)
             parts.append(out.logits.float())
             cache, at = find_cache(dict(out)), at + n
-        return self.compare("cached = uncached", whole[:, :at], torch.cat(parts, 1), f"{at} tokens, prefill, chunk, steps")
-
-    def cache_name(self) -> str:
-        """What this release of the host library calls the cache argument."""
-        import inspect
-
-        return "cache" if "cache" in inspect.signature(type(self.model).forward).parameters else "past_key_values"
+        return self.compare(
+            "cached = uncached", whole[:, :at], torch.cat(parts, 1), f"{at} tokens, prefill, chunk, steps"
+        )
 
     def padded(self) -> Check:
         """A short row left-padded in a batch against the same row alone."""
@@ -226,7 +233,9 @@ class Probe:
         mask = torch.ones_like(batch)
         mask[0, : self.length - short] = 0
         together = self.logits(batch, attention_mask=mask)[:1, self.length - short :]
-        return self.compare("padded = alone", alone, together, f"{short} tokens behind {self.length - short} of padding")
+        return self.compare(
+            "padded = alone", alone, together, f"{short} tokens behind {self.length - short} of padding"
+        )
 
     def reloaded(self, save: bool | None) -> Check:
         """The logits after a trip to disk."""
@@ -234,8 +243,10 @@ class Probe:
 
         name = "save → load"
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        if save is False or save is None and size > SAVE_LIMIT:
-            return Check(name, None, None, None, f"{size / 2**30:.1f} GiB would be written; verify(model, save=True) does it")
+        if save is False or (save is None and size > SAVE_LIMIT):
+            return Check(
+                name, None, None, None, f"{size / 2**30:.1f} GiB would be written; verify(model, save=True) does it"
+            )
         if self.model.__class__.__module__.startswith("peft"):
             return Check(name, None, None, None, "an adapter: see hf_posenc.save_pretrained")
         before = self.logits(self.ids, position_ids=self.positions)

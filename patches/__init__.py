@@ -1,4 +1,4 @@
-"""One file an architecture: where its positions enter. Installed as `hf_posenc.patches`; import it by that name only."""
+"""One file an architecture: where its positions enter. Installed, and always to be imported, as `hf_posenc.patches`."""
 
 from __future__ import annotations
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import nn
 
 from hf_posenc.attention import own_name
-from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Segmented
+from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Segmented, Sinusoidal
 from hf_posenc.errors import EffectError, UnsupportedError
 from hf_posenc.ledger import Ledger
+from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
 from hf_posenc.positions import DescribeCall
 
 
@@ -58,7 +60,7 @@ class Patch:
 
 
 def attention_refusal(encoding: Encoding, config: Any) -> str | None:
-    """The refusal shared by hosts: an encoding inside the attention function needs one of ours over the host's."""
+    """The refusal of hosts with the attention interface: what acts inside it needs ours over the host's choice."""
     if not in_attention(encoding):
         return None
     try:
@@ -70,7 +72,7 @@ def attention_refusal(encoding: Encoding, config: Any) -> str | None:
 
 def in_attention(encoding: Encoding) -> bool:
     """Whether an encoding acts inside the attention function: on scores, or on keys late."""
-    return encoding.seam == "score" or isinstance(encoding, Segmented) and encoding.schedule == "segments"
+    return encoding.seam == "score" or (isinstance(encoding, Segmented) and encoding.schedule == "segments")
 
 
 def describe_calls(backbone: Any, encoding: Encoding, geometry: Geometry, ledger: Ledger) -> None:
@@ -82,6 +84,30 @@ def describe_calls(backbone: Any, encoding: Encoding, geometry: Geometry, ledger
         )
     dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
     ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside))
+
+
+def add_to_embedding(
+    backbone: Any,
+    layer: nn.Module,
+    encoding: Encoding,
+    geometry: Geometry,
+    positions: Callable[..., Any],
+    ledger: Ledger,
+) -> None:
+    """Add vectors before the first `layer` of a host that has no table; `positions` finds them in its arguments."""
+    if isinstance(encoding, Learned):
+        table = encoding.initial(geometry).to(backbone.get_input_embeddings().weight)
+        ledger.set_module(backbone, "posenc", PositionTable(table))
+        vectors: Callable[..., Any] = TableVectors(backbone)
+    else:
+        assert isinstance(encoding, Sinusoidal)
+        vectors = SinusoidVectors(encoding, geometry.hidden_size)
+    ledger.add_pre_hook(layer, AddVectors(vectors, positions))
+
+
+def prove_added(layer: nn.Module) -> None:
+    """The first layer now has the hook that adds vectors."""
+    expect(any(isinstance(hook, AddVectors) for hook in layer._forward_pre_hooks.values()), "no vector is added")
 
 
 def expect(ok: bool, what: str) -> None:

@@ -18,13 +18,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel, dropout_add
 
 from hf_posenc.attention import posenc_eager
-from hf_posenc.encodings import Encoding, Geometry, Learned, Sinusoidal
+from hf_posenc.encodings import Encoding, Geometry, Learned
 from hf_posenc.ledger import Ledger
-from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
-from hf_posenc.positions import Call, DescribeCall, find_cache, named_arguments, take
+from hf_posenc.positions import Call, DescribeCall, find_cache, find_tokens, named_arguments
 from hf_posenc.rotation import rotate
 
-from .base import Patch, expect, in_attention, rms
+from .base import Patch, add_to_embedding, expect, prove_added, rms
 
 __all__ = ["BloomPatch"]
 
@@ -37,7 +36,7 @@ class InterfaceBloomAttention(BloomAttention):
 
     config: Any
 
-    def forward(
+    def forward(  # type: ignore[override]  # what stands in for `alibi` is the call
         self,
         hidden_states: Tensor,
         residual: Tensor,
@@ -100,7 +99,7 @@ class DescribeBloomCall(DescribeCall):
 
         With `position_ids` and no cache it is the one that keeps packed sequences apart, as on other hosts.
         """
-        tokens = take(kwargs, "input_ids", "inputs_embeds")
+        tokens, _ = find_tokens(kwargs)
         if positions is not None and find_cache(kwargs) is None:
             embeds = module.word_embeddings.weight.new_empty(*tokens.shape[:2], 1)
             packed = create_causal_mask(module.config, embeds, None, None, position_ids=positions)
@@ -164,20 +163,14 @@ class BloomPatch(Patch):
             ledger.swap_class(block.self_attention, BloomAttention, InterfaceBloomAttention)
             ledger.set_attribute(block.self_attention, "config", config)
         if encoding.seam == "embedding":
-            vectors: Any = None
-            if isinstance(encoding, Learned):
-                table = encoding.initial(geometry).to(backbone.word_embeddings.weight)
-                ledger.set_module(backbone, "posenc", PositionTable(table))
-                vectors = TableVectors(backbone)
-            elif isinstance(encoding, Sinusoidal):
-                vectors = SinusoidVectors(encoding, geometry.hidden_size)
-            ledger.add_pre_hook(backbone.h[0], AddVectors(vectors, call_positions))
+            add_to_embedding(backbone, backbone.h[0], encoding, geometry, call_positions, ledger)
 
     def prove(self, backbone: Any, encoding: Encoding) -> None:
         layer = backbone.h[-1].self_attention
         expect(isinstance(layer, InterfaceBloomAttention), "the layers still add BLOOM's own bias")
         expect(layer.config._attn_implementation.startswith("posenc_"), "the layers do not use our attention")
-        assert in_attention(encoding) or encoding.seam != "score"
+        if encoding.seam == "embedding":
+            prove_added(backbone.h[0])
 
     def forward_hooks(self, model: Any, backbone: Any, ledger: Ledger) -> None:
         ledger.add_pre_hook(model, catch_position_ids)

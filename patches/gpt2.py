@@ -41,7 +41,7 @@ class RotaryGPT2Attention(GPT2Attention):
         if name == "eager" and self.reorder_and_upcast_attn:
             out, weights = self._upcast_and_reordered_attn(query, key, value, attention_mask)
         else:
-            attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+            attend: Callable[..., Any] = eager_attention_forward if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
             dropout = self.attn_dropout.p if self.training else 0.0
             out, weights = attend(
                 self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
@@ -114,7 +114,9 @@ class GPT2Patch(Patch):
         else:
             ledger.swap_class(old, torch.nn.Embedding, BoundedEmbedding)
             return
-        new = BoundedEmbedding(*table.shape, _weight=table.contiguous()).requires_grad_(old.weight.requires_grad)
+        new = BoundedEmbedding(len(table), table.shape[1], _weight=table.contiguous()).requires_grad_(
+            old.weight.requires_grad
+        )
         ledger.set_module(backbone, "wpe", new)
         backbone.config.n_positions = len(table)  # the saved config must name the length of the saved table
 

@@ -1,4 +1,4 @@
-"""Llama: rotation in `rotary_emb` (half-split pairs), attention through the interface, positions passed to every layer."""
+"""Llama: rotation in `rotary_emb` (half-split pairs), attention through the interface, positions to every layer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
-from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Sinusoidal
+from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation
 from hf_posenc.errors import OptionError
 from hf_posenc.ledger import Ledger
-from hf_posenc.modules import AddVectors, ExactBuffers, PositionTable, SinusoidVectors, TableVectors
+from hf_posenc.modules import ExactBuffers
 from hf_posenc.positions import FillPositions
 
-from .base import Patch, attention_refusal, describe_calls, expect, in_attention, rms
+from .base import Patch, add_to_embedding, attention_refusal, describe_calls, expect, in_attention, prove_added, rms
 from .rotary_host import check_buffers, insert_native, is_native, prove_native, prove_silent, refuse_scaled
 
 __all__ = ["LlamaPatch"]
@@ -66,7 +66,9 @@ class LlamaPatch(Patch):
         refuse_scaled(encoding, backbone.config)
         head_dim = backbone.config.head_dim
         if isinstance(encoding, Rotation) and head_dim % 2:
-            raise OptionError(f"{encoding.name}: rotations turn pairs of channels, and this host's heads are {head_dim} wide")
+            raise OptionError(
+                f"{encoding.name}: rotations turn pairs of channels, and this host's heads are {head_dim} wide"
+            )
         return super().complete(encoding, backbone)
 
     def is_native_result(self, encoding: Encoding) -> bool:
@@ -81,14 +83,7 @@ class LlamaPatch(Patch):
         if in_attention(encoding):
             describe_calls(backbone, encoding, self.geometry(backbone), ledger)
         elif encoding.seam == "embedding":
-            vectors: Any = None
-            if isinstance(encoding, Learned):
-                table = encoding.initial(self.geometry(backbone)).to(backbone.embed_tokens.weight)
-                ledger.set_module(backbone, "posenc", PositionTable(table))
-                vectors = TableVectors(backbone)
-            elif isinstance(encoding, Sinusoidal):
-                vectors = SinusoidVectors(encoding, backbone.config.hidden_size)
-            ledger.add_pre_hook(backbone.layers[0], AddVectors(vectors, position_ids))
+            add_to_embedding(backbone, backbone.layers[0], encoding, self.geometry(backbone), position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())
 
     def prove(self, backbone: Any, encoding: Encoding) -> None:
@@ -99,3 +94,5 @@ class LlamaPatch(Patch):
         if in_attention(encoding):
             name = backbone.layers[-1].self_attn.config._attn_implementation
             expect(name.startswith("posenc_"), f"the layers still use {name} attention")
+        elif encoding.seam == "embedding":
+            prove_added(backbone.layers[0])

@@ -1,4 +1,4 @@
-"""What all hosts with a rotary module share: native types through the config, and the module silenced for all others."""
+"""What hosts with a rotary module share: native types through the config, and the module silenced for all others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def rope_parameters(encoding: Rotation, dim: int) -> dict[str, Any]:
             extra |= {} if a is None else {"attention_factor": float(a)}
             return {"rope_type": "yarn", "original_max_position_embeddings": encoding.length, **extra, **base}
         case LongRope():
-            lists: dict[str, Any] = {"short_factor": list(encoding.short_factor), "long_factor": list(encoding.long_factor)}
+            lists: dict[str, Any] = {
+                "short_factor": list(encoding.short_factor),
+                "long_factor": list(encoding.long_factor),
+            }
             lists |= {} if encoding.attention_factor is None else {"attention_factor": float(encoding.attention_factor)}
             length = {"original_max_position_embeddings": encoding.length, "factor": float(encoding.factor)}
             return {"rope_type": "longrope", **lists, **length, **base}
@@ -70,7 +73,11 @@ def refuse_scaled(encoding: Encoding, config: Any) -> None:
     stated = parameters.get("original_max_position_embeddings")
     now = config.max_position_embeddings
     factor = getattr(encoding, "factor", None)
-    aim = "" if factor is None else f": factor={factor} would aim at {int((stated or now) * factor)} or {int(now * factor)} tokens"
+    aim = (
+        ""
+        if factor is None
+        else f": factor={factor} would aim at {int((stated or now) * factor)} or {int(now * factor)} tokens"
+    )
     raise OptionError(
         f"this config already scales ({kind}, factor {parameters.get('factor')}), so {encoding.name} has two readings, "
         f"from the length before that scaling ({stated or 'not stated'}) or from the present one ({now}){aim}. Scaling "
@@ -82,10 +89,14 @@ def check_buffers(rotary: Any, config: Any) -> None:
     """Raise where the rotary module's frequencies are not those of its config: weights on meta, or never filled in."""
     inv_freq = rotary.inv_freq
     if inv_freq.is_meta:
-        raise StateError("the rotary frequencies are on the meta device; load or initialise the model before patching it")
+        raise StateError(
+            "the rotary frequencies are on the meta device; load or initialise the model before patching it"
+        )
     wanted = type(rotary)(config).inv_freq
     if inv_freq.shape != wanted.shape:
-        raise StateError(f"the rotary module holds {tuple(inv_freq.shape)} frequencies, its config says {tuple(wanted.shape)}")
+        raise StateError(
+            f"the rotary module holds {tuple(inv_freq.shape)} frequencies, its config says {tuple(wanted.shape)}"
+        )
     found, expected = float(inv_freq[0]), float(wanted[0])
     if not abs(found - expected) <= BFLOAT16_ROUNDING * expected:
         raise StateError(

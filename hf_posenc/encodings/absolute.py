@@ -86,7 +86,9 @@ class Sinusoidal(Encoding):
 
     def resolve(self, geometry: Geometry) -> Sinusoidal:
         if geometry.hidden_size % 2:
-            raise OptionError(f"sinusoidal: sines and cosines come in pairs, and the width {geometry.hidden_size} is odd")
+            raise OptionError(
+                f"sinusoidal: sines and cosines come in pairs, and the width {geometry.hidden_size} is odd"
+            )
         return self.but(scale=auto_scale(geometry)) if self.scale == "auto" else self
 
     def vectors(self, positions: Tensor, dim: int) -> Tensor:
@@ -120,7 +122,9 @@ class Learned(Encoding):
         self.require(at_least(self.max_position_embeddings, 1), "max_position_embeddings", "a length in tokens")
         self.require(at_least(self.factor, 1), "factor", "new length / old length, a finite number >= 1")
         self.require(
-            self.alpha is None or 0 < self.alpha < 1 and self.alpha != 0.5, "alpha", "a number in (0, 1) other than 0.5"
+            self.alpha is None or (0 < self.alpha < 1 and self.alpha != 0.5),
+            "alpha",
+            "a number in (0, 1) other than 0.5",
         )
         self.require((self.resize is None) == (self.factor is None), "factor", "`resize` and `factor` together")
         self.require(self.alpha is None or self.resize == "hierarchical", "alpha", "it with resize='hierarchical' only")
@@ -135,7 +139,7 @@ class Learned(Encoding):
         assert self.resize is not None and self.factor is not None
         if self.resize == "hierarchical" and self.factor > len(table):
             raise OptionError(
-                f"learned: hierarchical positions reach {len(table)}² tokens, a factor of {len(table)}; got {self.factor}"
+                f"learned: hierarchical positions reach {len(table)}² tokens, factor {len(table)}; got {self.factor}"
             )
         new_length = int(len(table) * self.factor)
         return resize_table(table, self.resize, new_length, factor=self.factor, alpha=self.alpha or 0.4)
@@ -144,7 +148,8 @@ class Learned(Encoding):
         """A fresh table (max_position_embeddings, hidden_size), float32: sinusoids at the embeddings' scale."""
         if self.max_position_embeddings is None:
             raise OptionError(
-                "learned: a fresh table needs a length, and this host's config states none; give max_position_embeddings=…"
+                "learned: a fresh table needs a length, and this host's config states none; "
+                "give max_position_embeddings=…"
             )
         positions = torch.arange(self.max_position_embeddings)
         return sinusoid(positions, geometry.hidden_size) * auto_scale(geometry)
@@ -152,7 +157,7 @@ class Learned(Encoding):
 
 @dataclass(frozen=True, kw_only=True)
 class Nope(Encoding):
-    """No positions: a causal model must count from its mask alone (Haviv et al. 2022, 2203.16634; Kazemnejad 2305.19466)."""
+    """No positions: a causal model must count from its mask alone (Haviv 2022, 2203.16634; Kazemnejad 2023, 2305.19466)."""
 
     name: ClassVar[str] = "nope"
     seam: ClassVar[Seam] = "none"

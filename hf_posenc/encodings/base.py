@@ -47,7 +47,7 @@ class Encoding:
         """Raise `OptionError` for values that no host allows."""
 
     def resolve(self, geometry: Geometry) -> Self:
-        """The same encoding with every None that the host can answer filled in; raises `OptionError` where it cannot."""
+        """The same encoding with every None filled in from the host; raises `OptionError` where it states none."""
         return self
 
     def options(self) -> dict[str, Any]:

@@ -24,12 +24,12 @@ def ntk_theta(dim: int, theta: float, scale: float) -> float:
 
 
 def dynamic_scale(factor: float, length_ratio: float) -> float:
-    """s·n/L - (s - 1), the scale that dynamic NTK gives to `ntk_theta` at n tokens; n/L = 8, s = 8: 57. emozilla (2023)."""
+    """s·n/L - (s - 1), the scale of dynamic NTK at n tokens, for `ntk_theta`; n/L = 8, s = 8: 57. emozilla (2023)."""
     return factor * length_ratio - (factor - 1)
 
 
 def yarn_dimension(rotations: float, dim: int, theta: float, length: float) -> float:
-    """The pair index that turns `rotations` times within L tokens: d·ln(L/(2πr)) / (2 ln theta). YaRN (2309.00071), 3.2."""
+    """The pair that turns r = `rotations` times within L tokens: d·ln(L/(2πr)) / (2 ln theta). YaRN (2309.00071), 3.2."""
     return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
 
@@ -65,7 +65,8 @@ def yarn_temperature(factor: float) -> float:
 def llama3(dim: int, theta: float, factor: float, length: float, low: float, high: float) -> Tensor:
     """Llama 3.1's scaling by wavelength lambda = 2π/omega (The Llama 3 Herd of Models, 2407.21783; released code).
 
-    lambda < L/high: kept; lambda > L/low: divided by s; between: omega·((1 - t)/s + t), t = (L/lambda - low)/(high - low).
+    lambda < L/high: kept; lambda > L/low: divided by s; between: omega·((1 - t)/s + t) with
+    t = (L/lambda - low)/(high - low).
     """
     inv_freq = rope(dim, theta)
     wavelength = 2 * math.pi / inv_freq

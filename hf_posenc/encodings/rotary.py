@@ -135,21 +135,21 @@ class NtkByParts(ScaledRotation):
     def check(self) -> None:
         super().check()
         self.require(above(self.beta_slow, 0), "beta_slow", "a number of rotations above 0")
-        self.require(above(self.beta_fast, self.beta_slow), "beta_fast", f"more rotations than beta_slow={self.beta_slow}")
+        self.require(
+            above(self.beta_fast, self.beta_slow), "beta_fast", f"more rotations than beta_slow={self.beta_slow}"
+        )
 
     def inv_freq(self, dim: int) -> Frequencies:
         return self.ramped(dim, self.factor), 1.0
 
     def ramped(self, dim: int, factor: float) -> Tensor:
         """The ramp between kept and interpolated frequencies for some `factor`, shape (d/2,)."""
-        return frequencies.by_parts(
-            dim, self.theta, factor, self.length, self.beta_fast, self.beta_slow, self.truncate
-        )
+        return frequencies.by_parts(dim, self.theta, factor, self.length, self.beta_fast, self.beta_slow, self.truncate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn(NtkByParts):
-    """YaRN: frequencies by parts, cos and sin × a, a = 0.1 ln s + 1 or `attention_factor` (Peng et al. 2023, 2309.00071)."""
+    """YaRN: frequencies by parts; cos and sin × a = 0.1 ln s + 1, or `attention_factor` (Peng et al. 2023, 2309.00071)."""
 
     name: ClassVar[str] = "yarn"
     attention_factor: float | None = None

@@ -82,7 +82,9 @@ class DynamicYarn(Segmented):
     def check(self) -> None:
         super().check()
         self.require(above(self.beta_slow, 0), "beta_slow", "a number of rotations above 0")
-        self.require(above(self.beta_fast, self.beta_slow), "beta_fast", f"more rotations than beta_slow={self.beta_slow}")
+        self.require(
+            above(self.beta_fast, self.beta_slow), "beta_fast", f"more rotations than beta_slow={self.beta_slow}"
+        )
         self.require(self.schedule == "segments", "schedule", "'segments': Transformers has no whole-call dynamic YaRN")
 
     def segment_inv_freq(self, dim: int, segment: int) -> Frequencies:
@@ -97,7 +99,7 @@ class DynamicYarn(Segmented):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope(Segmented):
-    """LongRoPE: omega_i / lambda_i, `short_factor` for queries t < L, `long_factor` from L on (Ding et al. 2024, 2402.13753).
+    """LongRoPE: omega_i / lambda_i, `short_factor` for t < L, `long_factor` from L on (Ding et al. 2024, 2402.13753).
 
     cos and sin × sqrt(1 + ln s / ln L) in both, s = `factor`, or × `attention_factor` where that is given.
     """
@@ -120,7 +122,9 @@ class LongRope(Segmented):
         for option in ("short_factor", "long_factor"):
             given, needed = len(getattr(self, option)), geometry.rotary_dim // 2
             if given != needed:
-                raise OptionError(f"longrope: {option} has {given} numbers; this host needs {needed}, one a pair of channels")
+                raise OptionError(
+                    f"longrope: {option} has {given} numbers; this host needs {needed}, one a pair of channels"
+                )
         return super().resolve(geometry)
 
     def segment(self, positions: Tensor) -> Tensor:

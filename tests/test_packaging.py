@@ -1,0 +1,115 @@
+"""The package as it is built: nothing forgotten, nothing imported that need not be, no import that points up."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "hf_posenc"
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# bottom to top; a module may import from its own layer and from those below it
+LAYERS = [
+    ["errors", ""],
+    ["encodings"],
+    ["registry", "ledger", "rotation"],
+    ["attention", "modules"],
+    ["positions", "record"],
+    ["patches", "formulas", "eval_tasks"],
+    ["patching"],
+    ["checkpoint"],
+    ["verify", "evaluate", "report"],
+    ["demo"],
+    ["cli", "__main__"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def sources() -> list[tuple[str, Path]]:
+    """(dotted name below hf_posenc, file) of every module, through the tracked links."""
+    found = []
+    for folder in (PACKAGE, PACKAGE / "patches", PACKAGE / "eval_tasks"):
+        for file in sorted(folder.rglob("*.py")):
+            parts = file.relative_to(PACKAGE).with_suffix("").parts
+            found.append((".".join(part for part in parts if part != "__init__"), file))
+    return sorted(set(found))
+
+
+def imports(name: str, file: Path) -> set[str]:
+    """The modules of this package that a file imports at its top, as first names below hf_posenc."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    result = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1] if package else []
+                base = ".".join(["hf_posenc", *[p for p in above if p], *([base] if base else [])])
+            if base == "hf_posenc":
+                result |= {alias.name for alias in node.names if alias.name in RANK}
+            elif base.startswith("hf_posenc."):
+                result.add(base.split(".")[1])
+    return result
+
+
+@pytest.mark.parametrize(("name", "file"), [pytest.param(*s, id=s[0] or "hf_posenc") for s in sources()])
+def test_no_import_points_up(name: str, file: Path) -> None:
+    layer = name.split(".")[0]
+    assert layer in RANK, f"{layer} is in no layer: add it to LAYERS"
+    for target in imports(name, file):
+        assert RANK[target] <= RANK[layer], f"{name} imports {target}, which stands above it"
+
+
+def test_every_folder_with_code_is_in_the_packages_list() -> None:
+    folders = {"hf_posenc"} | {
+        f"hf_posenc.{'.'.join(file.parent.relative_to(PACKAGE).parts)}"
+        for _, file in sources()
+        if file.name == "__init__.py" and file.parent != PACKAGE
+    }
+    assert set(SETTINGS["tool"]["setuptools"]["packages"]) == folders
+
+
+def test_links_are_relative_and_tracked_as_links() -> None:
+    for name in ("patches", "eval_tasks"):
+        link = PACKAGE / name
+        assert link.is_symlink()
+        assert link.readlink() == Path("..", name)
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout.strip()
+
+
+def test_import_is_lazy() -> None:
+    heavy = "{'torch', 'transformers', 'lm_eval', 'peft', 'matplotlib', 'accelerate'}"
+    assert run(f"import sys, hf_posenc; print(sorted({heavy} & set(sys.modules)))") == "[]"
+
+
+def test_encodings_need_torch_alone() -> None:
+    code = "import sys, hf_posenc.encodings; print([m for m in ('transformers', 'numpy.linalg_') if m in sys.modules])"
+    assert run(code) == "[]"
+
+
+def test_the_public_names_are_all_there() -> None:
+    assert run("import hf_posenc; print(all(hasattr(hf_posenc, name) for name in hf_posenc.__all__))") == "True"
+
+
+def test_wheel_holds_every_module_and_the_models(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    if "setuptools" in done.stderr and done.returncode:
+        pytest.skip("no setuptools >= 77 in this environment to build with")
+    assert done.returncode == 0, done.stderr
+    import zipfile
+
+    names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
+    wanted = {f"hf_posenc/{file.relative_to(PACKAGE)}" for _, file in sources()}
+    wanted |= {f"hf_posenc/{f.relative_to(PACKAGE)}" for f in (PACKAGE / "demo" / "models").rglob("*.safetensors")}
+    assert wanted <= names, sorted(wanted - names)
