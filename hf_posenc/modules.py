@@ -21,8 +21,8 @@ def check_reach(positions: Tensor, rows: int) -> None:
     if furthest >= rows:
         raise ReachError(
             f"position {furthest} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the "
-            "input, stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), or use an encoding "
-            "that has no end, such as 'rope' or 'alibi'"
+            "input, stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), or use an "
+            "encoding that has no end, such as 'rope' or 'alibi'"
         )
 
 

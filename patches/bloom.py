@@ -27,8 +27,29 @@ from .base import Patch, add_to_embedding, expect, prove_added, rms
 
 __all__ = ["BloomPatch"]
 
-_call: ContextVar[Call] = ContextVar("call")
-_position_ids: ContextVar[Tensor | None] = ContextVar("position_ids", default=None)
+
+class Handover:
+    """A value handed down within one call of a model, past code that has no argument for it.
+
+    A context variable, so that threads do not mix; while the compiler traces, which knows none, a plain attribute.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._value: ContextVar[Any] = ContextVar(name, default=None)
+        self._traced: Any = None
+
+    def put(self, value: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._traced = value
+        else:
+            self._value.set(value)
+
+    def take(self) -> Any:
+        return self._traced if torch.compiler.is_compiling() else self._value.get()
+
+
+_call = Handover("call")
+_position_ids = Handover("position_ids")
 
 
 class InterfaceBloomAttention(BloomAttention):
@@ -76,7 +97,7 @@ class InterfaceBloomAttention(BloomAttention):
 
 def hand_over_call(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Any:
     """Stands in for the backbone's `build_alibi_tensor`: hands its layers the `Call` instead."""
-    return _call.get()
+    return _call.take()
 
 
 @dataclass(eq=False)
@@ -86,10 +107,10 @@ class DescribeBloomCall(DescribeCall):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
         if kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = _position_ids.get()
+            kwargs["position_ids"] = _position_ids.take()
         _, kwargs = super().__call__(module, (), kwargs)
         call, positions = kwargs.pop("posenc"), kwargs.pop("position_ids")
-        _call.set(call)
+        _call.put(call)
         if kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = self.make_mask(module, kwargs, call, positions)
         return (), kwargs
@@ -110,12 +131,12 @@ class DescribeBloomCall(DescribeCall):
 
 def catch_position_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A pre-hook of the outermost model, which would drop `position_ids` without a word."""
-    _position_ids.set(kwargs.get("position_ids"))
+    _position_ids.put(kwargs.get("position_ids"))
 
 
 def release_position_ids(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Its counterpart after the call, also after one that raised."""
-    _position_ids.set(None)
+    _position_ids.put(None)
 
 
 def call_positions(kwargs: dict[str, Any]) -> Tensor:

@@ -28,7 +28,10 @@ BFLOAT16_ROUNDING = 2.0**-8
 
 
 def rope_parameters(encoding: Rotation, dim: int) -> dict[str, Any]:
-    """`config.rope_parameters` of the host library for an encoding that it has a type for."""
+    """`config.rope_parameters` of the host library for an encoding with one fixed set of frequencies.
+
+    One that it has no type for is `longrope` with the same list of rescale factors on both sides of the length.
+    """
     base = {"rope_theta": encoding.theta}
     match encoding:
         case Rope():
@@ -56,7 +59,16 @@ def rope_parameters(encoding: Rotation, dim: int) -> dict[str, Any]:
             lists |= {} if encoding.attention_factor is None else {"attention_factor": float(encoding.attention_factor)}
             length = {"original_max_position_embeddings": encoding.length, "factor": float(encoding.factor)}
             return {"rope_type": "longrope", **lists, **length, **base}
-    raise AssertionError(f"no native type for {encoding}")
+    inv_freq, scaling = encoding.inv_freq(dim)
+    rescale = (Rope(rope_theta=encoding.theta).inv_freq(dim)[0].double() / inv_freq.double()).tolist()
+    lists = {"short_factor": rescale, "long_factor": rescale, "attention_factor": scaling}
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": encoding.length,
+        "factor": 1.0,
+        **lists,
+        **base,
+    }
 
 
 def is_native(encoding: Encoding) -> bool:

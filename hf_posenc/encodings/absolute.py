@@ -157,7 +157,7 @@ class Learned(Encoding):
 
 @dataclass(frozen=True, kw_only=True)
 class Nope(Encoding):
-    """No positions: a causal model must count from its mask alone (Haviv 2022, 2203.16634; Kazemnejad 2023, 2305.19466)."""
+    """No positions: a causal model must count from its mask alone (Haviv 2022, 2203.16634; Kazemnejad 2305.19466)."""
 
     name: ClassVar[str] = "nope"
     seam: ClassVar[Seam] = "none"

@@ -29,7 +29,7 @@ def dynamic_scale(factor: float, length_ratio: float) -> float:
 
 
 def yarn_dimension(rotations: float, dim: int, theta: float, length: float) -> float:
-    """The pair that turns r = `rotations` times within L tokens: d·ln(L/(2πr)) / (2 ln theta). YaRN (2309.00071), 3.2."""
+    """The pair that makes r `rotations` within L tokens: d·ln(L/(2πr)) / (2 ln theta). YaRN (2309.00071), 3.2."""
     return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
 

@@ -149,7 +149,7 @@ class NtkByParts(ScaledRotation):
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn(NtkByParts):
-    """YaRN: frequencies by parts; cos and sin × a = 0.1 ln s + 1, or `attention_factor` (Peng et al. 2023, 2309.00071)."""
+    """YaRN: frequencies by parts; cos and sin × a = 0.1 ln s + 1, or `attention_factor` (Peng 2023, 2309.00071)."""
 
     name: ClassVar[str] = "yarn"
     attention_factor: float | None = None

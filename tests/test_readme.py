@@ -1,0 +1,46 @@
+"""The README is true: its Python runs, its table is the code's, its links lead somewhere."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_posenc import list_architectures, list_encodings, support
+
+README = Path(__file__).parent.parent / "README.md"
+TABLE = re.compile(r"(<!-- support table.*?-->\n)(.*?)(<!-- end of support table -->)", re.S)
+
+
+def support_table() -> str:
+    """Encodings × architectures as Markdown, from the code."""
+    hosts = list_architectures()
+    rows = [f"| encoding | seam | what it does | {' | '.join(hosts)} |", "|---" * (3 + len(hosts)) + "|"]
+    for row in list_encodings():
+        cells = ["yes" if support(host, row.name) else "no" for host in hosts]
+        rows.append(f"| `{row.name}` | {row.seam} | {row.summary} ({row.paper}) | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_table_is_the_codes() -> None:
+    found = TABLE.search(README.read_text())
+    assert found is not None
+    assert found[2] == support_table()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_python_runs_and_prints_what_it_says() -> None:
+    failed, tried = doctest.testfile(str(README), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert tried >= 10
+    assert failed == 0
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
+        assert (README.parent / target).exists(), target
+
+
+if __name__ == "__main__":
+    README.write_text(TABLE.sub(lambda m: m[1] + support_table() + m[3], README.read_text()))
