@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 import hf_posenc
 from hf_posenc import report
 from hf_posenc.cli import app
-from hf_posenc.demo import model_path
 
+COMPARE = ("compare", "demo:llama", "--encodings", "none")
 TEXT = "The number of Ada is 12345. The blue door moves under the stars. " * 10
 
 
@@ -38,7 +38,8 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
-    code = "import sys, hf_posenc.cli; print({'torch', 'transformers', 'matplotlib', 'peft', 'lm_eval'} & set(sys.modules))"
+    heavy = "{'torch', 'transformers', 'matplotlib', 'peft', 'lm_eval'}"
+    code = f"import sys, hf_posenc.cli; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -151,11 +152,12 @@ def test_compare_says_before_the_run_that_there_will_be_no_plot(
         (("verify", "demo:llama", "--factor", 2), "without --encoding"),
         (("verify", "demo:llama", "--encoding", "nope", "--factor", 2), "factor"),
         (("verify", "demo:llama", "--encoding", "nope", "--device", "gpu"), "unknown device"),
-        (("compare", "demo:llama", "--lengths", "64,many", "--text", "TEXT", "--out", "OUT"), "'many' is not"),
-        (("compare", "demo:llama", "--lengths", "9999", "--text", "TEXT", "--out", "OUT"), "has 650 tokens"),
-        (("compare", "demo:llama", "--lengths", "64", "--text", "MISSING", "--out", "OUT"), "cannot read the text"),
-        (("compare", "demo:llama", "--lengths", "64", "--tail", 64, "--text", "TEXT", "--out", "OUT"), "tail must be"),
-        (("compare", "demo:llama", "--lengths", "64", "--text", "TEXT", "--out", "TEXT/x"), "cannot write"),
+        (("compare", "demo:llama", "--lengths", "64", "--text", "TEXT", "--out", "OUT"), "linear needs factor"),
+        ((*COMPARE, "--lengths", "64,many", "--text", "TEXT", "--out", "OUT"), "'many' is not"),
+        ((*COMPARE, "--lengths", "9999", "--text", "TEXT", "--out", "OUT"), "has 650 tokens"),
+        ((*COMPARE, "--lengths", "64", "--text", "MISSING", "--out", "OUT"), "cannot read the text"),
+        ((*COMPARE, "--lengths", "64", "--tail", 64, "--text", "TEXT", "--out", "OUT"), "tail must be"),
+        ((*COMPARE, "--lengths", "64", "--text", "TEXT", "--out", "TEXT/x"), "cannot write"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_exit_status_2(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_posenc.demo.run import TAIL, PasskeyRow, Size, best_and_worst, passkey_sentence, run_demo, sentence
-from hf_posenc.evaluate.compare import CompareRow
+from hf_posenc.evaluate.cells import CompareRow
 
 SMALL = Size(lengths=(128, 288), passkey_lengths=(128,), documents=1, samples=1)
 
@@ -50,16 +50,16 @@ def test_a_sentence_follows_from_the_figures() -> None:
     made = rows(("none", 256, 2.0), ("none", 512, 20.0), ("yarn", 256, 2.5), ("yarn", 512, 3.0))
     best, worst = best_and_worst(made, 512)
     assert (best.encoding, worst.encoding) == ("yarn", "none")
-    said = sentence("llama", made)
-    assert f"last {TAIL} tokens" in said and "2 times the trained length" in said
-    assert "20 with none" in said and "3 at best (yarn, which has 2.5 at 256)" in said
+    said = sentence(made)
+    assert f"last {TAIL} tokens with none: 2 at 256 tokens, 20 at 512 tokens, 2 times the trained length" in said
+    assert "3 at best (yarn) and 20 at worst (none). At 256 tokens yarn has 2.5." in said
 
 
 def test_a_sentence_about_a_table_that_ends() -> None:
     made = rows(("none", 256, 2.0), ("none", 512, None), ("cubic", 256, 2.5), ("cubic", 512, 3.0))
-    assert "table ends at 256" in sentence("gpt2", made)
+    assert "table ends at 256" in sentence(made)
 
 
 def test_the_passkey_sentence_names_the_best() -> None:
     made = [PasskeyRow("none", 512, 4, 0.0), PasskeyRow("yarn", 512, 4, 0.75), PasskeyRow("linear", 512, 4, error="x")]
-    assert "finds 0% of them and yarn 75%" in passkey_sentence(made)
+    assert "finds 0% of them and yarn, the best here, 75%" in passkey_sentence(made)

@@ -24,8 +24,9 @@ from hf_posenc.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from hf_posenc.evaluate import compare as comparing
-from hf_posenc.evaluate.compare import Comparison, CompareRow, compare, parse_lengths, run_comparison
+from hf_posenc.evaluate import cells
+from hf_posenc.evaluate.cells import CompareRow, Comparison
+from hf_posenc.evaluate.compare import compare, parse_lengths, run_comparison
 from hf_posenc.evaluate.memory import is_out_of_memory, peak_memory
 from hf_posenc.evaluate.passkey import passkey_accuracy
 from hf_posenc.evaluate.perplexity import ppl, ppl_tail, table_reach, token_nll
@@ -209,7 +210,7 @@ def test_a_comparison_is_what_one_would_do_by_hand(tmp_path: Path, tokenizer: An
     ]
     ids = torch.tensor(tokenizer(TEXT)["input_ids"])
     for row in made.rows:
-        with comparing.apply(model, EncodingSpec(row.encoding, row.options)):
+        with cells.apply(model, EncodingSpec(row.encoding, row.options)):
             nll = plain_nll(model, ids[: row.length])
         assert row.error is None and row.tokens == row.length - 1 == len(nll)
         assert row.ppl == pytest.approx(ppl(nll), rel=1e-5) and row.ppl_tail == pytest.approx(ppl(nll[-8:]), rel=1e-5)
@@ -251,7 +252,7 @@ def test_exhausted_memory_is_a_cells_error(error: Exception, tokenizer: Any, mon
             raise error
         return real(model, ids)
 
-    monkeypatch.setattr(comparing, "token_nll", failing)
+    monkeypatch.setattr(cells, "token_nll", failing)
     rows = compare(
         tiny_model("llama", vocab_size=264), tokenizer, "none,rope", lengths=[40, 48], text=TEXT, progress=False
     )
@@ -280,10 +281,25 @@ def test_another_runtime_error_is_not_taken_for_a_lack_of_memory() -> None:
 def test_bad_input_is_refused_before_the_first_forward(
     change: dict[str, Any], says: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "token_nll", lambda *_: pytest.fail("a forward was run"))
+    monkeypatch.setattr(cells, "token_nll", lambda *_: pytest.fail("a forward was run"))
     arguments = {"encodings": "none", "lengths": [24], "text": TEXT, "tokenizer": tokenizer, "progress": False} | change
     with pytest.raises(PosencError, match=says):
         compare(tiny_model("llama", vocab_size=264), **arguments)
+
+
+def test_a_run_that_is_stopped_keeps_its_cells(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(model: Any, ids: Tensor) -> Tensor:
+        if len(ids) == 40:
+            raise KeyboardInterrupt
+        return token_nll(model, ids)
+
+    monkeypatch.setattr(cells, "token_nll", stopped)
+    model = tiny_model("llama", vocab_size=264)
+    with pytest.raises(KeyboardInterrupt):
+        compare(model, tokenizer, "rope", lengths=[24, 40], text=TEXT, out=tmp_path, progress=False)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert [row["length"] for row in stored["rows"]] == [24] and stored["complete"] is False
+    assert hf_posenc.get_encoding(model) is None
 
 
 def test_text_that_is_not_utf8(tmp_path: Path, tokenizer: Any) -> None:

@@ -1,0 +1,216 @@
+"""`hf-posenc demo`: what each encoding does past the trained length, on three embedded models, in about a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_posenc import report
+from hf_posenc.demo import ModelName
+from hf_posenc.demo.text import document
+from hf_posenc.errors import PosencError
+from hf_posenc.evaluate.cells import CompareRow, Comparison, apply, cell_progress, measure, try_patches
+from hf_posenc.evaluate.compare import conditions
+from hf_posenc.evaluate.loading import load_model, load_tokenizer
+from hf_posenc.evaluate.passkey import passkey_accuracy
+from hf_posenc.evaluate.specs import EncodingSpec, parse_specs, resolve_specs
+
+TRAINED = 256
+LENGTHS = (256, 512, 1024)
+PASSKEY_LENGTHS = (128, 256, 512, 1024)
+TAIL = 64
+DOCUMENTS = 8
+SAMPLES = 20
+
+LINES: dict[ModelName, str] = {
+    "llama": "none,linear:factor=4,ntk:factor=4,yarn:factor=4,dynamic_yarn",
+    "gpt2": "none,"
+    + ",".join(
+        f"learned:resize={rule},factor={factor}"
+        for rule in ("interpolate", "cubic", "group", "repeat", "hierarchical")
+        for factor in (2, 4)
+    ),
+    "bloom": "alibi,alibi:factor=2,alibi:factor=4",
+}
+
+
+@dataclass(frozen=True)
+class PasskeyRow:
+    """Share of passkeys found under one encoding at one length; None and `error` where it could not be measured."""
+
+    label: str
+    length: int
+    samples: int
+    accuracy: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much the demo measures; the tests shrink it."""
+
+    lengths: tuple[int, ...] = LENGTHS
+    passkey_lengths: tuple[int, ...] = PASSKEY_LENGTHS
+    documents: int = DOCUMENTS
+    samples: int = SAMPLES
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """One thread, and nothing said by the host library, for the block.
+
+    At this size a second thread gains little, and on a machine with other work it costs fivefold. The host's bar for
+    weights that load in no time would break ours, and its warning of lengths past the trained one is the subject here.
+    """
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
+    threads, shown, level = torch.get_num_threads(), logging.is_progress_bar_enabled(), logging.get_verbosity()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def held_out(tokenizer: Any, count: int, length: int) -> list[Tensor]:
+    """`count` documents of exactly `length` tokens that no model was trained on; one byte is one token."""
+    texts = [document(seed, length, split="held-out") for seed in range(count)]
+    return [torch.tensor(tokenizer(text, verbose=False)["input_ids"])[:length] for text in texts]
+
+
+def measure_passkey(
+    model: Any, tokenizer: Any, specs: Sequence[EncodingSpec], size: Size, advance: Callable[[str, int], None]
+) -> list[PasskeyRow]:
+    """Passkey recall under each of `specs`, at each length."""
+    rows = []
+    for spec in specs:
+        with apply(model, spec):
+            for length in size.passkey_lengths:
+                try:
+                    share = passkey_accuracy(model, tokenizer, length, num_samples=size.samples)
+                    rows.append(PasskeyRow(spec.label, length, size.samples, share))
+                except PosencError as error:
+                    rows.append(PasskeyRow(spec.label, length, size.samples, error=str(error)))
+                advance(f"passkey {spec.label}", length)
+    return rows
+
+
+def measure_model(
+    name: ModelName, size: Size, advance: Callable[[str, int], None]
+) -> tuple[Comparison, list[PasskeyRow]]:
+    """Perplexity by length of one embedded model; for the Llama, passkey recall too."""
+    model, tokenizer = load_model(f"demo:{name}", dtype="float32", device="cpu"), load_tokenizer(f"demo:{name}")
+    specs = resolve_specs(parse_specs(LINES[name]), None)
+    effective = try_patches(model, specs)
+    source = {"name": f"held-out documents 0 to {size.documents - 1} of hf_posenc.demo.text"}
+    header = conditions(model, name=f"demo:{name}", tail=TAIL, text=source, documents=size.documents)
+    header |= {"trained_length": TRAINED, "encodings": effective}
+    texts = held_out(tokenizer, size.documents, size.lengths[-1])
+    rows = list(measure(model, specs, texts, size.lengths, TAIL, advance=advance))
+    passkeys = measure_passkey(model, tokenizer, specs, size, advance) if name == "llama" else []
+    return Comparison(header, rows), passkeys
+
+
+def best_and_worst(rows: Sequence[CompareRow], length: int) -> tuple[CompareRow, CompareRow]:
+    """The rows with the lowest and the highest tail perplexity at `length`, of those that could be measured."""
+    measured = [row for row in rows if row.length == length and row.ppl_tail is not None]
+    return min(measured, key=lambda row: row.ppl_tail or 0.0), max(measured, key=lambda row: row.ppl_tail or 0.0)
+
+
+def sentence(rows: Sequence[CompareRow]) -> str:
+    """What the table of one model shows, in words made from its own figures; the first encoding is the yardstick."""
+    shortest, longest = min(row.length for row in rows), max(row.length for row in rows)
+    best, worst = best_and_worst(rows, longest)
+    extremes = f"{best.ppl_tail:.3g} at best ({best.label}) and {worst.ppl_tail:.3g} at worst ({worst.label})"
+    far = f"at {longest} tokens, {longest / TRAINED:g} times the trained length"
+    own = {row.length: row for row in rows if row.label == rows[0].label}
+    near = f"{own[shortest].ppl_tail:.3g} at {shortest} tokens"
+    start = f"Perplexity of the last {TAIL} tokens with {rows[0].label}: {near}"
+    if own[longest].error:
+        return f"{start}; its table ends at {TRAINED} and reads no further. Resized it does: {far}, {extremes}."
+    cost = next(row.ppl_tail for row in rows if row.length == shortest and row.label == best.label)
+    there = f"there it is {extremes}. At {shortest} tokens {best.label} has {cost:.3g}."
+    return f"{start}, {own[longest].ppl_tail:.3g} {far}; {there}"
+
+
+def passkey_sentence(rows: Sequence[PasskeyRow]) -> str:
+    """What the passkey table shows."""
+    longest = max(row.length for row in rows)
+    far = {row.label: row.accuracy for row in rows if row.length == longest and row.accuracy is not None}
+    best = max(far, key=lambda label: far[label])
+    return (
+        f"Asked for five digits hidden in {longest} tokens, the unpatched model finds {far.get('none', 0):.0%} of them "
+        f"and {best}, the best here, {far[best]:.0%}."
+    )
+
+
+def passkey_table(rows: Sequence[PasskeyRow]) -> Any:
+    """Share of keys found, by encoding and length."""
+    cells: dict[str, dict[int, str]] = {}
+    for row in rows:
+        cells.setdefault(row.label, {})[row.length] = "error" if row.accuracy is None else f"{row.accuracy:.2f}"
+    title = f"demo:llama: five-digit passkeys found (of {rows[0].samples}), by length"
+    return report.length_table(title, cells, sorted({row.length for row in rows}))
+
+
+def plot_passkey(axes: Any, rows: Sequence[PasskeyRow]) -> None:
+    """One line an encoding: share of keys found over length."""
+    report.draw_lengths(axes, sorted({row.length for row in rows}), TRAINED)
+    for label in dict.fromkeys(row.label for row in rows):
+        points = [(row.length, row.accuracy) for row in rows if row.label == label and row.accuracy is not None]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_title("demo:llama: five-digit passkeys found", fontsize=10)
+    axes.legend(fontsize=7)
+
+
+def _write(folder: Path, results: dict[ModelName, Comparison], passkeys: list[PasskeyRow], text: str) -> None:
+    for name, comparison in results.items():
+        more = {"passkey": [asdict(row) for row in passkeys]} if name == "llama" else {}
+        report.write_report(report.prepare_folder(folder / name), comparison, **more)
+    report.write_atomically(folder / "demo.txt", text.encode())
+    if report.can_plot():
+        panels = [partial(report.plot_rows, comparison=made, figure="ppl_tail") for made in results.values()]
+        panels.insert(1, partial(plot_passkey, rows=passkeys))
+        report.write_atomically(folder / "demo.png", report.figure_bytes(panels, columns=2))
+
+
+def run_demo(out: str | Path, *, size: Size = Size(), progress: bool = True) -> dict[ModelName, Comparison]:
+    """Measure the three embedded models, print the tables with a sentence to each, and write them to the folder `out`.
+
+    Files: demo.txt, demo.png, and for each model a folder with results.json, results.csv and perplexity.png.
+    """
+    folder = report.prepare_folder(out)
+    counts = {name: len(parse_specs(line)) for name, line in LINES.items()}
+    cells = sum(counts.values()) * len(size.lengths) + counts["llama"] * len(size.passkey_lengths)
+    tokens = sum(counts.values()) * sum(size.lengths) + counts["llama"] * sum(size.passkey_lengths)
+    results: dict[ModelName, Comparison] = {}
+    passkeys: list[PasskeyRow] = []
+    with calm(), cell_progress(cells, tokens, progress) as advance:
+        for name in LINES:
+            results[name], found = measure_model(name, size, advance)
+            passkeys += found
+    console = report.console(record=True)
+    for name, comparison in results.items():
+        console.print(*report.comparison_tables(comparison), sep="\n")
+        errors = report.error_lines(comparison.rows)
+        console.print(*errors[:1], sentence(comparison.rows), "", sep="\n")
+        if name == "llama":
+            console.print(passkey_table(passkeys))
+            console.print(passkey_sentence(passkeys), "", sep="\n")
+    _write(folder, results, passkeys, console.export_text())
+    console.print(f"written to {folder}")
+    return results

@@ -1,0 +1,1 @@
+"""Perplexity by length (`perplexity`), passkey recall (`passkey`), encodings side by side on one model (`compare`)."""

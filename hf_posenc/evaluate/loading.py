@@ -1,0 +1,143 @@
+"""Models, tokenizers and texts by the names that a user gives on the command line."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_posenc.errors import CheckpointError, OptionError, PosencError, unknown
+
+DEMO = "demo:"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_model(name: str) -> str:
+    """What `from_pretrained` understands for `name`: a folder, a hub id, or the folder of `demo:llama|gpt2|bloom`."""
+    if name.startswith(DEMO):
+        from hf_posenc.demo import MODEL_NAMES, model_path
+
+        short = next((known for known in MODEL_NAMES if known == name.removeprefix(DEMO)), None)
+        if short is None:
+            raise unknown("embedded model", name.removeprefix(DEMO), MODEL_NAMES)
+        return str(model_path(short))
+    if not Path(name).expanduser().exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise CheckpointError(f"no such folder: {name}")
+    return str(Path(name).expanduser()) if name.startswith("~") else name
+
+
+def public_name(name: str, gguf_file: str | None = None) -> str:
+    """A model's name for a report: a hub id as it is, of a folder its last part (the rest is the machine's own)."""
+    short = Path(name).resolve().name if name and Path(name).expanduser().exists() else name or "a model without a name"
+    return f"{short}/{gguf_file}" if gguf_file else short
+
+
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """`float32`, `bfloat16` or `float16` as a torch dtype."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    return DTYPES[dtype]
+
+
+def parse_device(device: str | None) -> torch.device:
+    """The named device; for None the first GPU where there is one, else the CPU."""
+    try:
+        return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise OptionError(f"unknown device {device!r} (cpu, cuda, cuda:1, mps)") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def load_model(
+    name: str,
+    *,
+    encoding: str | None = None,
+    options: dict[str, Any] | None = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    gguf_file: str | None = None,
+) -> Any:
+    """The causal language model `name` in eval mode, with `encoding`, or else with the patch that its folder holds."""
+    import hf_posenc
+
+    kwargs: dict[str, Any] = {} if encoding is None else {"encoding": encoding, "options": options}
+    kwargs |= {"dtype": dtype if dtype == "auto" else parse_dtype(dtype)}
+    if gguf_file:
+        kwargs["gguf_file"] = gguf_file
+    place = parse_device(device)
+    try:
+        model = hf_posenc.from_pretrained(resolve_model(name), **kwargs)
+        return model.eval().to(place)
+    except PosencError:
+        raise
+    except ImportError as error:
+        raise OptionError(f"cannot load {name!r}: {_first_line(error)}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot load a causal language model from {name!r}: {_first_line(error)}") from error
+
+
+def load_tokenizer(name: str, *, gguf_file: str | None = None) -> Any:
+    """The tokenizer that lies beside the model `name`."""
+    from transformers import AutoTokenizer
+
+    kwargs = {"gguf_file": gguf_file} if gguf_file else {}
+    try:
+        return AutoTokenizer.from_pretrained(resolve_model(name), **kwargs)
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, ImportError) as error:
+        raise CheckpointError(f"cannot load a tokenizer from {name!r}: {_first_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text to score: where it came from, what it says, and the digest of its UTF-8 bytes."""
+
+    name: str
+    content: str = field(repr=False)
+    sha256: str
+
+    @classmethod
+    def of(cls, text: str | Path | Text) -> Text:
+        """A path is read, a plain string is the text itself."""
+        if isinstance(text, Text):
+            return text
+        if isinstance(text, str):
+            name, raw = "text", text.encode()
+        else:
+            name = text.name
+            try:
+                raw = text.read_bytes()
+            except OSError as error:
+                raise CheckpointError(f"cannot read the text {text}: {error.strerror or error}") from error
+        try:
+            content = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise OptionError(f"the text {name} is not UTF-8: byte {error.start} cannot be decoded") from error
+        if not content.strip():
+            raise OptionError(f"the text {name} is empty")
+        return cls(name, content, hashlib.sha256(raw).hexdigest())
+
+
+def encode(tokenizer: Any, text: Text) -> torch.Tensor:
+    """The tokens of `text`, (n,), with the special tokens that the tokenizer puts before a text by default."""
+    # verbose=False: a text longer than the model was trained on is the point here, not a mistake to be warned of.
+    return torch.tensor(tokenizer(text.content, verbose=False)["input_ids"], dtype=torch.long)
+
+
+def trained_length(config: Any) -> int | None:
+    """Number of tokens that the model was pretrained on, as its config states it; None where it does not (BLOOM)."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rope = getattr(config, "rope_parameters", None) or {}
+    candidates = [rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None]
+    names = ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "max_seq_len")
+    candidates += [getattr(config, name, None) for name in names]
+    return next((int(n) for n in candidates if n), None)

@@ -1,0 +1,148 @@
+"""Per-token negative log-likelihood of one long text, in memory that grows with n and never with n x vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_posenc.errors import OptionError, ReachError, UnsupportedError
+
+CHUNK_BYTES = 1 << 26
+"""Size of one block of fp32 logits, in bytes (64 MiB)."""
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off for the block; every module gets its own mode back, frozen parts of a model in training included."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def table_reach(model: nn.Module) -> int | None:
+    """Number of positions in the model's own learned table, or None where it has no such table.
+
+    Asked before the forward of an unpatched model: past its end a table fails with a bare index error on the CPU, and
+    on a GPU with an assert that takes the whole process's context with it.
+    """
+    words = getattr(model, "get_input_embeddings", lambda: None)()
+    for name, module in model.named_modules():
+        leaf = name.rsplit(".", 1)[-1]
+        if isinstance(module, nn.Embedding) and module is not words and (leaf == "wpe" or "position" in leaf):
+            return module.num_embeddings - int(getattr(module, "offset", 0))
+    return None
+
+
+def is_unpatched(model: nn.Module) -> bool:
+    """Whether the model's own positions are in effect; true of every architecture that has no patch."""
+    from hf_posenc import get_encoding
+
+    try:
+        return get_encoding(model) is None
+    except UnsupportedError:
+        return True
+
+
+def check_reach(model: nn.Module, length: int) -> None:
+    """Raise `ReachError` when an unpatched `model` has a learned table of fewer than `length` positions."""
+    reach = table_reach(model)
+    if reach is not None and length > reach and is_unpatched(model):
+        raise ReachError(
+            f"{length} tokens, but the model's own position table ends at {reach}; patch it with 'learned' and a "
+            "resize rule, or with an encoding that has no table (rope, alibi, sinusoidal, nope)"
+        )
+
+
+def _hidden_states(model: Any, input_ids: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
+    """The head, all that it is given in one forward, (1, n, width), and the model's own logits of the last position.
+
+    The whole model is called, so that every hook and keyword of the host is in play; a pre-hook on the head keeps its
+    input and lets only the last position through. So logits of size n x vocabulary never exist, and the host need not
+    know `logits_to_keep`.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedError(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
+    seen: list[Tensor] = []
+
+    def keep_last(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        seen.append(args[0])
+        return (args[0][:, -1:], *args[1:])
+
+    handle = head.register_forward_pre_hook(keep_last)
+    try:
+        last = model(input_ids=input_ids, use_cache=False).logits
+    finally:
+        handle.remove()
+    if len(seen) != 1 or seen[0].shape[:2] != input_ids.shape:
+        raise UnsupportedError(f"{type(model).__name__} does not send each position through its head exactly once")
+    return head, seen[0], last
+
+
+def _finishing(config: Any) -> Callable[[Tensor], Tensor]:
+    """What the host does to its logits after the head: Cohere multiplies, Granite divides, Gemma 2 soft-caps."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def finish(logits: Tensor) -> Tensor:
+        logits = logits * scale if scale != 1.0 else logits
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    return finish
+
+
+@torch.inference_mode()
+def token_nll(model: Any, input_ids: Tensor, *, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+    """Negative log-likelihood of tokens 2 ... n given all tokens before each: nats, fp32, (n - 1,), on the CPU.
+
+    nll_t = -log softmax(logits_{t-1})[x_t], from one forward. The log-softmax is taken in fp32 over blocks of positions
+    whose logits fill at most `chunk_bytes`. The model's own logits of the last position are compared with those made
+    here: a host that treats its logits in an unknown way after the head raises `UnsupportedError` rather than give a
+    wrong figure.
+
+    Args:
+        model: a causal language model of Transformers.
+        input_ids: the tokens of one text, (n,) or (1, n), n >= 2.
+        chunk_bytes: bytes of fp32 logits that may exist at a time.
+    """
+    ids = input_ids.reshape(1, -1).to(model.device)
+    if input_ids.numel() != input_ids.shape[-1] or ids.shape[1] < 2:
+        raise OptionError(f"input_ids must be one text of at least 2 tokens, not of shape {tuple(input_ids.shape)}")
+    with evaluating(model):
+        head, hidden, own = _hidden_states(model, ids)
+        finish = _finishing(model.config)
+        last = finish(head(hidden[:, -1:]))
+        if not torch.allclose(last.float(), own.float().to(last.device), rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise UnsupportedError(f"{type(model).__name__} alters its logits after the head in a way not known here")
+        targets = ids[0, 1:].to(last.device)
+        step = max(1, chunk_bytes // (4 * last.shape[-1]))
+        blocks = [
+            nn.functional.cross_entropy(
+                finish(head(hidden[:, at : min(at + step, len(targets))]))[0].float(),
+                targets[at : at + step],
+                reduction="none",
+            ).cpu()
+            for at in range(0, len(targets), step)
+        ]
+    return torch.cat(blocks)
+
+
+def ppl(nll: Tensor) -> float:
+    """exp of the mean of `nll` (nats, any shape), summed in fp64; inf where the exponential overflows."""
+    return float(torch.exp(nll.double().mean()))
+
+
+def ppl_tail(nll: Tensor, tail: int) -> float:
+    """Perplexity of the last `tail` scored tokens of one text, 1 <= tail <= len(nll)."""
+    if not 1 <= tail <= len(nll):
+        raise OptionError(f"tail must be from 1 to the number of scored tokens, {len(nll)}; got {tail}")
+    return ppl(nll[-tail:])
