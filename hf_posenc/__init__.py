@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .checkpoint import from_pretrained
+    from .checkpoint import from_pretrained, save_pretrained
     from .encodings import Encoding
     from .errors import PosencError
     from .patches import list_architectures
@@ -27,6 +27,7 @@ _PUBLIC = {
     "list_encodings": ".registry",
     "patch_model": ".patching",
     "patched": ".patching",
+    "save_pretrained": ".checkpoint",
     "support": ".patching",
     "unpatch_model": ".patching",
     "verify": ".verify",
@@ -42,6 +43,7 @@ __all__ = [
     "list_encodings",
     "patch_model",
     "patched",
+    "save_pretrained",
     "support",
     "unpatch_model",
     "verify",

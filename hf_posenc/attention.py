@@ -145,10 +145,11 @@ def biased(
     width = value.shape[-1]
     query_columns, key_columns = bias_columns(call.slopes, distance, scaling, query.dtype)
     spare = -(width + query_columns.shape[-1]) % 8  # kernels want widths in eights
+    query_columns, key_columns = (F.pad(columns, (0, spare)) for columns in (query_columns, key_columns))
     query = torch.cat((query, query_columns[None, :, None].expand(*query.shape[:3], -1)), dim=-1)
     key = torch.cat((key, key_columns[:, None].expand(*key.shape[:3], -1)), dim=-1)
-    value = F.pad(value, (0, query_columns.shape[-1] + spare))
-    out, weights = forward(F.pad(query, (0, spare)), F.pad(key, (0, spare)), value, mask, scaling=scaling)
+    value = F.pad(value, (0, query_columns.shape[-1]))  # a kernel that is told two widths falls back to a slow one
+    out, weights = forward(query, key, value, mask, scaling=scaling)
     return out[..., :width], weights
 
 

@@ -22,7 +22,8 @@ from transformers.utils import cached_file
 from . import record
 from .encodings import Encoding, Learned
 from .errors import CheckpointError, OptionError, StateError
-from .patching import PatchState, find_backbone, get_encoding, install, patch_model
+from .ledger import Ledger
+from .patching import PatchState, drop_spent_quantization, find_backbone, get_encoding, install, patch_model
 from .registry import create
 
 POSENC_CONFIG = "posenc_config.json"
@@ -66,6 +67,7 @@ def from_pretrained(
     saved = record.read(config)
     if saved is None:
         model = auto_class.from_pretrained(path, config=config, **kwargs)
+        drop_spent_quantization(model, model.config, Ledger())  # for good: it can be saved unpatched, too
         return model if wanted is None else patch_model(model, wanted)
     recorded = saved.encoding()
     if holds_new_table(recorded, saved):

@@ -100,6 +100,15 @@ def _finishing(config: Any) -> Callable[[Tensor], Tensor]:
     return finish
 
 
+def negative_log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
+    """logsumexp(logits) - logits[target], logits (n, V) float32, targets (n,): nats, (n,).
+
+    Not torch's cross_entropy, whose float32 on the CPU is too low by 8e-6 nats in the mean at V = 49152: a thousandth
+    of a perplexity of 130.
+    """
+    return logits.logsumexp(-1) - logits.gather(-1, targets[:, None])[:, 0]
+
+
 @torch.inference_mode()
 def token_nll(model: Any, input_ids: Tensor, *, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """Negative log-likelihood of tokens 2 ... n given all tokens before each: nats, fp32, (n - 1,), on the CPU.
@@ -126,10 +135,8 @@ def token_nll(model: Any, input_ids: Tensor, *, chunk_bytes: int = CHUNK_BYTES) 
         targets = ids[0, 1:].to(last.device)
         step = max(1, chunk_bytes // (4 * last.shape[-1]))
         blocks = [
-            nn.functional.cross_entropy(
-                finish(head(hidden[:, at : min(at + step, len(targets))]))[0].float(),
-                targets[at : at + step],
-                reduction="none",
+            negative_log_likelihood(
+                finish(head(hidden[:, at : min(at + step, len(targets))]))[0].float(), targets[at : at + step]
             ).cpu()
             for at in range(0, len(targets), step)
         ]

@@ -1,0 +1,81 @@
+"""The benchmarks' runners: that they run and write what is read from them. Figures at these sizes mean nothing."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_posenc.demo import model_path
+from hf_posenc.evaluate.compare import run_comparison
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.fixture(scope="module")
+def speed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("speed") / "speed.json"
+    done = run("speed.py", "--quick", "--out", out)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+def test_speed_covers_every_case_with_time_and_memory(speed):
+    assert [row["case"] for row in speed["cases"]] == [
+        "yarn on Llama",
+        "alibi on Llama",
+        "alibi on BLOOM",
+        "alibi on Llama, decode",
+        "dynamic_yarn on Llama",
+        "dynamic_yarn on Llama, decode",
+    ]
+    for row in speed["cases"]:
+        assert row["time"]["ratio"] == pytest.approx(row["time"]["seconds"] / row["time"]["stock_seconds"])
+        assert (row["memory"] is None) == ("decode" in row["case"]) or sys.platform != "linux"
+
+
+def test_speed_states_its_conditions(speed):
+    conditions = speed["conditions"]
+    assert conditions["quick"] and conditions["threads"] >= 1 and conditions["cpu"] and conditions["date"]
+    assert set(conditions["versions"]) == {"hf_posenc", "torch", "transformers", "python"}
+
+
+def test_speed_compares_models_that_compute_the_same(speed):
+    differences = {row["case"]: row["time"]["max_logit_difference"] for row in speed["cases"]}
+    assert differences["yarn on Llama"] == 0
+    assert differences["alibi on BLOOM"] < 1e-5
+    assert differences["alibi on Llama"] is None
+
+
+def test_patching_writes_to_no_weight(speed):
+    assert [row["encoding"] for row in speed["patch_large"]["rows"]] == ["yarn", "alibi"]
+    for row in speed["patch_large"]["rows"]:
+        assert row["weights_copied_or_written"] == 0
+        assert row["seconds"] < 2
+
+
+def test_compare_equals_stock_transformers(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((BENCHMARKS / "prose.txt").read_text()[:2000])
+    llama, lengths = model_path("llama"), "128,384"
+    results = tmp_path / "compare"
+    run_comparison(
+        str(llama), encodings="none,yarn", factor=2, lengths=lengths, text=text, tail=64, out=results, progress=False
+    )
+    out = tmp_path / "stock.json"
+    common = ("--text", text, "--lengths", lengths, "--tail", "64", "--against", results / "results.json")
+    done = run("against_stock.py", llama, *common, "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(out.read_text())
+    assert len(report["minus_compare"]) == 4
+    assert all(math.isfinite(row["ppl"]) for row in report["rows"])
+    assert report["largest_difference"] < 1e-3
