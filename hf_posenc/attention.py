@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .positions import Call
 
 BASES = ("sdpa", "eager", "flex_attention")
+DIGITS = 3  # of a distance, in base 256
 QUERY_BLOCK = 1024  # queries a block where a mask must be made, so that it stays thin: 1024 × keys booleans
 
 Attended = tuple[Tensor, Tensor | None]
@@ -166,7 +167,8 @@ def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.
     """Columns (heads, c) for Q and (batch or 1, keys, c) for K whose dot product, × scaling, is slope × distance.
 
     float32 holds both numbers in one column. A 16-bit dtype does not: the slope is split into a sum of three numbers
-    that it holds exactly, the distance into base-256 digits, and the columns are the products of all pairs.
+    that it holds exactly, the distance into three base-256 digits (16.7 million tokens), and the columns are the
+    products of all pairs. A fixed number of digits: to ask how far positions reach would make the device wait.
     """
     slopes = slopes / scaling
     if torch.finfo(dtype).bits > 16:
@@ -175,11 +177,9 @@ def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.
     for _ in range(3):
         slope_parts.append(rest.to(dtype))
         rest = rest - slope_parts[-1].float()
-    digits: list[Tensor] = []
     left = -distance.long()
-    while not digits or 256 ** len(digits) < distance.shape[-1]:
-        digits.append(left % 256)
-        left = left // 256
+    left = left - left.min()  # positions that skip or restart may lie beyond the last key's
+    digits = [left // 256**i % 256 for i in range(DIGITS)]
     # 256^i is shared out as 16^i on either side, which keeps float16 within its range up to 16.7 million tokens
     pairs = [(part, digit, 16.0**i) for i, digit in enumerate(digits) for part in slope_parts]
     query_columns = torch.stack([part * power for part, _, power in pairs], dim=-1)

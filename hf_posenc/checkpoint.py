@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import cached_file
@@ -66,7 +66,7 @@ def from_pretrained(
     config = kwargs.pop("config", None) or load_config(path, {**hub, **gguf})
     saved = record.read(config)
     if saved is None:
-        model = auto_class.from_pretrained(path, config=config, **kwargs)
+        model = load_weights(auto_class, path, config, kwargs)
         drop_spent_quantization(model, model.config, Ledger())  # for good: it can be saved unpatched, too
         return model if wanted is None else patch_model(model, wanted)
     recorded = saved.encoding()
@@ -76,7 +76,7 @@ def from_pretrained(
         setattr(config, key, value)
     delattr(config, record.KEY)
     with unknown_table_expected():
-        model = auto_class.from_pretrained(path, config=config, **{"use_safetensors": True, **kwargs})
+        model = load_weights(auto_class, path, config, {"use_safetensors": True, **kwargs})
     patch_model(model, recorded if wanted is None else wanted)
     if wanted is None:
         fill_table(model, path, hub)
@@ -112,6 +112,14 @@ def load_config(path: str, kwargs: dict[str, Any]) -> Any:
         raise CheckpointError(f"no model could be read from {path!r}: {error}") from error
 
 
+def load_weights(auto_class: Any, path: str, config: Any, kwargs: dict[str, Any]) -> Any:
+    """The stock loader, with an error of ours that names the folder."""
+    try:
+        return auto_class.from_pretrained(path, config=config, **kwargs)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"no weights could be read from {path!r} (safetensors are wanted): {error}") from error
+
+
 def holds_new_table(encoding: Encoding, saved: record.Record) -> bool:
     """Whether the checkpoint's own position table is one that the patch made: longer than the base's, or fresh."""
     return isinstance(encoding, Learned) and "n_positions" in saved.base
@@ -128,7 +136,7 @@ def load_new_table(
         )
     raw = config.hf_posenc
     delattr(config, record.KEY)
-    model = auto_class.from_pretrained(path, config=config, **{"use_safetensors": True, **kwargs})
+    model = load_weights(auto_class, path, config, {"use_safetensors": True, **kwargs})
     patch, backbone = find_backbone(model)
     install(model, patch, backbone, Learned())
     state: PatchState = backbone._posenc_state

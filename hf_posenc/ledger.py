@@ -64,11 +64,14 @@ class ModuleChange:
     other: nn.Module | None
 
     def toggle(self) -> None:
-        now = self.parent._modules.pop(self.name, None)
-        if self.other is not None:
+        modules = self.parent._modules
+        now = modules.get(self.name)
+        if self.other is None:
+            modules.pop(self.name, None)
+        else:
             if now is not None:
                 move_accelerate_hook(now, self.other)
-            self.parent._modules[self.name] = self.other
+            modules[self.name] = self.other  # in its old place: the order of the state dict is kept, too
         self.other = now
 
 

@@ -17,6 +17,8 @@ from .attention import own_name
 from .encodings import Alibi, Encoding, Rotation, Segmented
 from .errors import OptionError
 
+_POSITIONS = "_posenc_positions"  # an attribute of a cache
+
 
 class Call(NamedTuple):
     """What one forward call tells every layer about positions; a named tuple so that tensors in it follow devices.
@@ -68,39 +70,69 @@ def find_tokens(kwargs: dict[str, Any]) -> tuple[Tensor, int]:
 def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
     """Positions of a call's queries and of all keys it can see, and the number of keys before it.
 
-    Queries: `position_ids` where given, else counted along the mask, so that padding does not count. Keys: the
-    queries' own positions where nothing is cached yet; otherwise counted along the mask, else their slots. With a
-    filled cache, positions are taken to go up by one a token, as `generate` has them.
+    Queries: `position_ids` where given, else counted along the mask, so that padding does not count. Keys: what the
+    cache remembers of earlier calls (see `RememberPositions`), else counted along the mask; then the queries' own.
     """
     tokens, n = find_tokens(kwargs)
     cache = find_cache(kwargs)
     past = int(cache.get_seq_length()) if cache is not None else 0
-    given = kwargs.get("position_ids")
     counted = count_along_mask(kwargs.get("attention_mask"), past + n)
     if counted is None:
         counted = torch.arange(past + n, device=tokens.device)[None]
-    if given is not None:
-        given = given.to(tokens.device).reshape(-1, n)
-    keys = given if past == 0 and given is not None else counted.to(tokens.device)
-    return keys[:, past:] if given is None else given, keys, past
+    counted = counted.to(tokens.device)
+    given = kwargs.get("position_ids")
+    queries = counted[:, past:] if given is None else given.to(tokens.device).reshape(-1, n)
+    if past == 0:
+        return queries, queries, past
+    earlier = remembered(cache, past, tokens.shape[0])
+    earlier = counted[:, :past] if earlier is None else earlier.to(tokens.device)
+    rows = max(len(earlier), len(queries))
+    return queries, torch.cat((earlier.expand(rows, -1), queries.expand(rows, -1)), dim=1), past
+
+
+def remembered(cache: Any, past: int, batch: int) -> Tensor | None:
+    """The positions (batch or 1, past) that went with a cache's first `past` keys, or None where it knows none."""
+    known = getattr(cache, _POSITIONS, None)
+    if known is None or known.shape[1] < past or len(known) not in (1, batch):
+        return None
+    return known[:, :past]
 
 
 def count_along_mask(mask: Any, length: int) -> Tensor | None:
     """Position of each of the first `length` slots by counting the unmasked ones before it, (batch, length), or None.
 
-    A prepared mask (batch, 1, n, keys) is read at its last query, which sees every valid key.
+    In a prepared mask (batch, 1, n, keys) a key is padding where no query of the call sees it. A window that hides old
+    keys from every query of a call is not told from padding: such a caller gives `position_ids` from the first call on.
     """
     if isinstance(mask, dict):
         mask = mask.get("full_attention")
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
         return None
     if mask.ndim == 4:
-        last = mask[:, 0, -1]
-        mask = last if last.dtype == torch.bool else last == 0
+        mask = (mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0).any(dim=1)
     valid = (mask[:, :length] > 0).long()
     if valid.shape[1] < length:
         return None
     return (valid.cumsum(-1) - 1).clamp(min=0)
+
+
+@dataclass(eq=False)
+class RememberPositions:
+    """A hook after a backbone: leaves the positions of all keys so far on the cache that holds those keys.
+
+    So a later call knows of positions that skipped. On the cache, which is the caller's own, and not on the model; a
+    cropped cache uses the first of them. A traced call leaves none: its positions go up by one a token.
+    """
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        cache = find_cache(dict(output)) if isinstance(output, dict) else None
+        call = self.find_call(kwargs)
+        if cache is not None and call is not None and not torch.compiler.is_compiling():
+            setattr(cache, _POSITIONS, call.key_positions)
+
+    def find_call(self, kwargs: dict[str, Any]) -> Call | None:
+        """The `Call` of the forward that has just ended."""
+        return kwargs.get("posenc")
 
 
 @dataclass(eq=False)

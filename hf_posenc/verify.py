@@ -160,6 +160,13 @@ class Probe:
         """The logits with the patch against those with it set aside."""
         self.patch.prove(self.backbone, self.state.encoding)
         after = self.logits(self.ids, position_ids=self.positions)
+        encoding = self.state.encoding
+        if isinstance(encoding, Learned) and encoding.resize is not None and not self.state.resized_on_disk:
+            rows = self.table_rows()
+            with self.state.ledger.suspended():
+                own = self.table_rows()
+            detail = f"learned, {encoding.resize}: rows of the table; the host's own has {own}"
+            return Check("in effect", rows == int(own * float(encoding.factor or 1)), float(rows), None, detail)
         if self.state.resized_on_disk:
             return Check(
                 "in effect", True, None, None, f"{self.state.encoding.name}: the table on disk is the patched one"

@@ -12,7 +12,7 @@ from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Segmented
 from hf_posenc.errors import EffectError, UnsupportedError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
-from hf_posenc.positions import DescribeCall
+from hf_posenc.positions import DescribeCall, RememberPositions
 
 
 class Patch:
@@ -67,6 +67,8 @@ def attention_refusal(encoding: Encoding, config: Any) -> str | None:
         own_name(config._attn_implementation)
     except UnsupportedError as error:
         return str(error)
+    if isinstance(encoding, Segmented) and config._attn_implementation == "flex_attention":
+        return "its segments cannot be cut from FlexAttention's block mask; model.set_attn_implementation('sdpa') first"
     return None
 
 
@@ -84,6 +86,8 @@ def describe_calls(backbone: Any, encoding: Encoding, geometry: Geometry, ledger
         )
     dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
     ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside))
+    if inside:
+        ledger.add_hook(backbone, RememberPositions())
 
 
 def add_to_embedding(

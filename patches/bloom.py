@@ -20,10 +20,10 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel,
 from hf_posenc.attention import posenc_eager
 from hf_posenc.encodings import Encoding, Geometry, Learned
 from hf_posenc.ledger import Ledger
-from hf_posenc.positions import Call, DescribeCall, find_cache, find_tokens, named_arguments
+from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_cache, find_tokens, named_arguments
 from hf_posenc.rotation import rotate
 
-from .base import Patch, add_to_embedding, expect, prove_added, rms
+from .base import Patch, add_to_embedding, expect, in_attention, prove_added, rms
 
 __all__ = ["BloomPatch"]
 
@@ -129,6 +129,13 @@ class DescribeBloomCall(DescribeCall):
         return torch.ones(tokens.shape[0], call.key_positions.shape[1], dtype=torch.long, device=tokens.device)
 
 
+class RememberBloomPositions(RememberPositions):
+    """The hook after the backbone, whose keywords hold no `Call`."""
+
+    def find_call(self, kwargs: dict[str, Any]) -> Any:
+        return _call.take()
+
+
 def catch_position_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A pre-hook of the outermost model, which would drop `position_ids` without a word."""
     _position_ids.put(kwargs.get("position_ids"))
@@ -179,6 +186,8 @@ class BloomPatch(Patch):
         ledger.set_attribute(config, "_attn_implementation_internal", name)
         dim = geometry.rotary_dim if encoding.seam == "rotation" else 0
         ledger.add_pre_hook(backbone, DescribeBloomCall(encoding, dim, geometry.num_heads, True))
+        if in_attention(encoding):
+            ledger.add_hook(backbone, RememberBloomPositions())
         ledger.set_attribute(backbone, "build_alibi_tensor", hand_over_call)
         for block in backbone.h:
             ledger.swap_class(block.self_attention, BloomAttention, InterfaceBloomAttention)

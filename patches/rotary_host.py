@@ -24,7 +24,8 @@ from hf_posenc.ledger import Ledger
 
 from .base import expect, in_attention
 
-BFLOAT16_ROUNDING = 2.0**-8
+BFLOAT16_ROUNDING = 2.0**-8  # what a model cast to 16 bits may have lost of its frequencies
+FLOAT16_STEP = 2.0**-24
 
 
 def rope_parameters(encoding: Rotation, dim: int) -> dict[str, Any]:
@@ -109,11 +110,14 @@ def check_buffers(rotary: Any, config: Any) -> None:
         raise StateError(
             f"the rotary module holds {tuple(inv_freq.shape)} frequencies, its config says {tuple(wanted.shape)}"
         )
-    found, expected = float(inv_freq[0]), float(wanted[0])
-    if not abs(found - expected) <= BFLOAT16_ROUNDING * expected:
+    wanted = wanted.cpu()
+    off = (inv_freq.detach().float().cpu() - wanted).abs() - BFLOAT16_ROUNDING * wanted
+    at = int(off.nan_to_num(nan=torch.inf).argmax())
+    if not off[at] <= FLOAT16_STEP:
         raise StateError(
-            f"the rotary frequencies are garbage (inv_freq[0] is {found}, the config says {expected}), as after "
-            "to_empty() without initialisation; load the model with from_pretrained before patching it"
+            f"the rotary frequencies are garbage (inv_freq[{at}] is {float(inv_freq[at])}, the config says "
+            f"{float(wanted[at])}), as after to_empty() without initialisation; load the model with from_pretrained "
+            "before patching it"
         )
 
 
