@@ -6,6 +6,7 @@ Every patched BLOOM gets an attention that goes through the interface. What its 
 
 from __future__ import annotations
 
+import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -123,7 +124,11 @@ class DescribeBloomCall(DescribeCall):
         tokens, _ = find_tokens(kwargs)
         if positions is not None and find_cache(kwargs) is None:
             embeds = module.word_embeddings.weight.new_empty(*tokens.shape[:2], 1)
-            packed = create_causal_mask(module.config, embeds, None, None, position_ids=positions)
+            known = inspect.signature(create_causal_mask).parameters
+            no_cache = {"cache" if "cache" in known else "past_key_values": None}
+            packed = create_causal_mask(
+                config=module.config, inputs_embeds=embeds, attention_mask=None, position_ids=positions, **no_cache
+            )
             if packed is not None:
                 return packed
         return torch.ones(tokens.shape[0], call.key_positions.shape[1], dtype=torch.long, device=tokens.device)
