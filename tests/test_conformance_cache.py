@@ -23,7 +23,7 @@ from pairs import (
     only,
     reference,
 )
-from tiny import tiny_ids
+from tiny import VOCAB, tiny_ids
 from transformers import StaticCache
 
 from hf_posenc import patch_model
