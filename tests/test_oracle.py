@@ -312,7 +312,7 @@ def test_ntk_is_another_base() -> None:
     ],
 )
 def test_one_layer_agrees_on_the_last_segment(name: str, rope_type: str, options: dict[str, Any], end: int) -> None:
-    """Transformers takes the frequencies of the whole call: with one layer they are those of the last segment's queries."""
+    """Transformers takes one set of frequencies for a call: with one layer, those of the last segment's queries."""
     stock_options = {"factor": end / LENGTH} if name == "dynamic_yarn" else options
     model, ids = rope_host(rope_type, stock_options, num_hidden_layers=1), tiny_ids(end)
     got = stock_logits(model, input_ids=ids)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hf_posenc import report
 from hf_posenc.demo import ModelName
-from hf_posenc.demo.text import document
 from hf_posenc.errors import PosencError
+from hf_posenc.eval_tasks.text import document
 from hf_posenc.evaluate.cells import CompareRow, Comparison, apply, cell_progress, measure, try_patches
 from hf_posenc.evaluate.compare import conditions
 from hf_posenc.evaluate.loading import load_model, load_tokenizer
@@ -115,7 +115,7 @@ def measure_model(
     model, tokenizer = load_model(f"demo:{name}", dtype="float32", device="cpu"), load_tokenizer(f"demo:{name}")
     specs = resolve_specs(parse_specs(LINES[name]), None)
     effective = try_patches(model, specs)
-    source = {"name": f"held-out documents 0 to {size.documents - 1} of hf_posenc.demo.text"}
+    source = {"name": f"held-out documents 0 to {size.documents - 1} of hf_posenc.eval_tasks.text"}
     header = conditions(model, name=f"demo:{name}", tail=TAIL, text=source, documents=size.documents)
     header |= {"trained_length": TRAINED, "encodings": effective}
     texts = held_out(tokenizer, size.documents, size.lengths[-1])
