@@ -1,8 +1,8 @@
 """Dense float64 forward passes of Llama, GPT-2 and BLOOM with any of the oracle's encodings put in.
 
 Everything is read from a stock model's `state_dict` and config: nothing here calls the model. The host's native
-encoding is taken out and the named one put in, at one of three seams: added to the embedding, turning queries and keys, added to
-the scores. A single row without padding; shapes are (tokens, width), and (heads, tokens, head width) in attention.
+encoding is taken out and the named one put in, at one of three seams: added to the embedding, turning queries and keys,
+added to the scores. A single row without padding; shapes are (tokens, width), and (heads, tokens, head width) in attention.
 """
 
 import math
@@ -254,8 +254,8 @@ def reference_logits(
     """The logits (n, vocab) of one unpadded row, from a stock `model`'s weights under the named encoding.
 
     `name` None is the host's own encoding. A query at position t and the keys it sees are all turned with the
-    frequencies of t. `positions` (default 0 .. n - 1) are what the encoding sees; who sees whom goes by the order in the row:
-    the earlier tokens of the same id in `documents`, and of those the last `window`, oneself included.
+    frequencies of t. `positions` (default 0 .. n - 1) are what the encoding sees; who sees whom goes by the order in
+    the row: the earlier tokens of the same id in `documents`, and of those the last `window`, oneself included.
     """
     config: Any = model.config
     state = {key: value.detach().cpu().double().numpy() for key, value in model.state_dict().items()}
