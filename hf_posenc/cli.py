@@ -1,4 +1,4 @@
-"""The command `hf-posenc`: list, patch, verify, compare, demo."""
+"""The command `hf-posenc`: list, patch, verify, compare, eval, demo."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from hf_posenc.evaluate.cli_eval import SETTINGS, eval_command
 
 # Nothing here imports torch at the top: `--help` and completion must answer at once.
 
@@ -59,18 +61,6 @@ def _print(*items: Any) -> None:
         console.print(item)
 
 
-def _options(factor: float | None, option: list[str] | None) -> dict[str, Any]:
-    from hf_posenc.errors import OptionError
-    from hf_posenc.evaluate.specs import parse_option
-
-    options: dict[str, Any] = {} if factor is None else {"factor": factor}
-    for key, value in map(parse_option, option or []):
-        if key in options:
-            raise OptionError(f"option {key!r} is given twice")
-        options[key] = value
-    return options
-
-
 @app.command("list")
 def list_command(
     architectures: Annotated[
@@ -109,9 +99,10 @@ def patch(
     import hf_posenc
     from hf_posenc import report
     from hf_posenc.evaluate.loading import load_model, load_tokenizer
+    from hf_posenc.evaluate.specs import gather_options
     from hf_posenc.registry import create
 
-    options = _options(factor, option)
+    options = gather_options(factor, option)
     create(encoding, **options)  # a misspelt name is met before a large model is loaded
     folder = report.prepare_folder(out)
     tokenizer = load_tokenizer(model, gguf_file=gguf_file)
@@ -166,9 +157,10 @@ def verify(
     import hf_posenc
     from hf_posenc.errors import OptionError
     from hf_posenc.evaluate.loading import load_model, load_tokenizer
+    from hf_posenc.evaluate.specs import gather_options
     from hf_posenc.registry import create
 
-    options = _options(factor, option)
+    options = gather_options(factor, option)
     if encoding is not None:
         create(encoding, **options)
     elif options:
@@ -241,6 +233,9 @@ def demo(
     if not report.can_plot():
         typer.echo(f"hf-posenc: {report.NO_PLOT}", err=True)
     run_demo(out)
+
+
+app.command("eval", context_settings=SETTINGS)(eval_command)
 
 
 def main() -> None:

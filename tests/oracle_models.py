@@ -2,7 +2,7 @@
 
 Everything is read from a stock model's `state_dict` and config: nothing here calls the model. The host's native
 encoding is taken out and the named one put in, at one of three seams: added to the embedding, turning queries and keys,
-added to the scores. A single row without padding; shapes are (tokens, width), and (heads, tokens, head width) in attention.
+added to the scores. A single row without padding; shapes are (tokens, width), in attention (heads, tokens, head width).
 """
 
 import math

@@ -113,4 +113,7 @@ def test_wheel_holds_every_module_and_the_models(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
     wanted = {f"hf_posenc/{file.relative_to(PACKAGE)}" for _, file in sources()}
     wanted |= {f"hf_posenc/{f.relative_to(PACKAGE)}" for f in (PACKAGE / "demo" / "models").rglob("*.safetensors")}
+    wanted |= {
+        f"hf_posenc/eval_tasks/harness/{f.name}" for f in (ROOT / "eval_tasks" / "harness").iterdir() if f.is_file()
+    }
     assert wanted <= names, sorted(wanted - names)

@@ -134,3 +134,13 @@ def check_support(specs: Iterable[EncodingSpec], model_type: str) -> None:
     for spec in specs:
         if spec.name != NONE and not (answer := support(model_type, spec.name)).ok:
             raise UnsupportedError(f"{spec.name} on {model_type}: {answer.reason}")
+
+
+def gather_options(factor: float | None, given: Iterable[str] | None) -> dict[str, Any]:
+    """The options of one encoding from a command line: `--factor` and any number of `--option key=value`."""
+    options: dict[str, Any] = {} if factor is None else {"factor": factor}
+    for key, value in map(parse_option, given or []):
+        if key in options:
+            raise OptionError(f"option {key!r} is given twice")
+        options[key] = value
+    return options
