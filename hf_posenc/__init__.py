@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from .patches import list_architectures
     from .patching import get_encoding, patch_model, patched, support, unpatch_model
     from .registry import list_encodings
-    from .verify import Verification, verify
+    from .verification import Verification, verify
 
 # name → module; imported on first use, so that `import hf_posenc` costs nothing
 _PUBLIC = {
     "Encoding": ".encodings",
     "PosencError": ".errors",
-    "Verification": ".verify",
+    "Verification": ".verification",
     "from_pretrained": ".checkpoint",
     "get_encoding": ".patching",
     "list_architectures": ".patches",
@@ -30,7 +30,7 @@ _PUBLIC = {
     "save_pretrained": ".checkpoint",
     "support": ".patching",
     "unpatch_model": ".patching",
-    "verify": ".verify",
+    "verify": ".verification",
 }
 
 __all__ = [

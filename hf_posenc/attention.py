@@ -20,16 +20,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .errors import StateError, UnsupportedError
-from .rotation import Turn, rotate
+from .late import Attended, additive, causal_mask, fitted, is_block_mask, turned
 
 if TYPE_CHECKING:
     from .positions import Call
 
 BASES = ("sdpa", "eager", "flex_attention")
 DIGITS = 3  # of a distance, in base 256
-QUERY_BLOCK = 1024  # queries a block where a mask must be made, so that it stays thin: 1024 × keys booleans
-
-Attended = tuple[Tensor, Tensor | None]
 
 
 def own_name(base: str | None) -> str:
@@ -71,6 +68,9 @@ def attend(
     if posenc.turns:
         return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling)
     if posenc.slopes is not None:
+        if base == "eager":
+            attention_mask = dense_bias(posenc, query, key, attention_mask)
+            return forward(query, key, value, attention_mask, scaling=scaling)
         return biased(forward, posenc, query, key, value, attention_mask, scaling)
     return forward(query, key, value, attention_mask, scaling=scaling)
 
@@ -99,25 +99,12 @@ def eager_attention(
     """softmax(Q K^T · scaling + mask) V in the open, for hosts that have no such function; softmax in float32."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is None and query.shape[2] > 1:
-        attention_mask = causal_mask(query.shape[2], key.shape[2], key.shape[2] - query.shape[2], query.device)
+        attention_mask = causal_mask(query.shape[2], key.shape[2], query.device)
     if attention_mask is not None:
         scores = scores + additive(attention_mask, scores.dtype)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
-
-
-def causal_mask(queries: int, keys: int, first: int, device: torch.device) -> Tensor:
-    """(1, 1, queries, keys) booleans: the query in row r stands at slot first + r and sees the slots up to its own."""
-    slots = torch.arange(first, first + queries, device=device)
-    return (torch.arange(keys, device=device) <= slots[:, None])[None, None]
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask (True: visible) as numbers to add to scores; others as they are."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 # --- a linear bias, carried in Q and K -------------------------------------------------------------------------------
@@ -138,6 +125,10 @@ def biased(
     a dot product: a few columns appended to Q and K carry it, and the base function keeps its own kernel and mask.
     """
     assert call.slopes is not None
+    device = query.device.type
+    if torch.is_autocast_enabled(device) and query.dtype == torch.float32:
+        # the kernel would be handed 16 bits anyway, and a single column rounded to them
+        query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
     positions = fitted(call.key_positions, key.shape[2])
     distance = positions - call.key_positions[:, -1:]
     if query.shape[2] == 1 and not is_block_mask(mask):
@@ -152,6 +143,19 @@ def biased(
     value = F.pad(value, (0, query_columns.shape[-1]))  # a kernel that is told two widths falls back to a slow one
     out, weights = forward(query, key, value, mask, scaling=scaling)
     return out[..., :width], weights
+
+
+def dense_bias(call: Call, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """-m_h·(i - j) and the mask, (batch or 1, heads, n, keys) float32: for eager, which makes the scores in the open.
+
+    In float32, so that they are too: a 16-bit score would keep nothing of a bias of hundreds but its first digits.
+    """
+    assert call.slopes is not None
+    n, keys = query.shape[2], key.shape[2]
+    distance = call.query_positions[..., None] - fitted(call.key_positions, keys)[:, None]
+    if mask is None and n > 1:
+        mask = causal_mask(n, keys, query.device)
+    return bias_in_mask(-call.slopes[None, :, None, None] * distance[:, None].float(), mask, torch.float32)
 
 
 def bias_in_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -185,105 +189,6 @@ def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.
     query_columns = torch.stack([part * power for part, _, power in pairs], dim=-1)
     key_columns = torch.stack([(-digit * power).to(dtype) for _, digit, power in pairs], dim=-1)
     return query_columns, key_columns
-
-
-def fitted(table: Tensor, keys: int) -> Tensor:
-    """A table (batch or 1, slots, …) for exactly `keys` slots.
-
-    A static cache hands over its whole buffer, whose unused end is masked; a sliding one only the last keys.
-    """
-    spare = keys - table.shape[1]
-    if spare <= 0:
-        return table[:, -keys:]
-    return torch.cat((table, table.new_zeros(table.shape[0], spare, *table.shape[2:])), dim=1)
-
-
-def is_block_mask(mask: Any) -> bool:
-    """Whether this is FlexAttention's kind of mask."""
-    return mask is not None and not isinstance(mask, Tensor)
-
-
-# --- rotations that depend on the query's segment --------------------------------------------------------------------
-
-
-def turned(
-    base: str,
-    forward: Callable[..., Attended],
-    turns: tuple[Turn, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    scaling: float,
-) -> Attended:
-    """Attention where each query turns itself and all keys it sees by the frequencies of its own segment.
-
-    query and key come unturned, from the cache too. One block of queries a segment, over the keys turned for it.
-    """
-    if is_block_mask(mask):
-        raise UnsupportedError(
-            "an encoding by segments cannot cut FlexAttention's block mask; model.set_attn_implementation('sdpa')"
-        )
-    n, first = query.shape[2], turns[0].first_key
-    if len(turns) == 1:
-        q, k = turn_both(turns[0], query, key, slice(first, first + n))
-        return forward(q, k, value, mask, scaling=scaling)
-    out = query.new_zeros(query.shape[0], n, query.shape[1], value.shape[-1])
-    weights = None
-    for turn in turns:
-        assert turn.slots is not None
-        for slots in pieces(
-            turn.slots, whole=mask is not None or (first == 0 and int(turn.slots[-1]) + 1 == len(turn.slots))
-        ):
-            q, k = turn_both(turn, query[:, :, slots], key, first + slots)
-            visible = int(slots[-1]) + 1 + first if mask is None else key.shape[2]
-            part = block_mask(base, mask, slots, first, visible, query.dtype)
-            block, part_weights = forward(q, k[:, :, :visible], value[:, :, :visible], part, scaling=scaling)
-            out = merge(out, block, slots, chosen(turn, slots), dim=1)
-            if part_weights is not None:
-                if weights is None:
-                    weights = part_weights.new_zeros(*part_weights.shape[:2], n, key.shape[2])
-                part_weights = F.pad(part_weights, (0, key.shape[2] - part_weights.shape[-1]))
-                weights = merge(weights, part_weights, slots, chosen(turn, slots), dim=2)
-    return out, weights
-
-
-def turn_both(turn: Turn, query: Tensor, key: Tensor, at: Any) -> tuple[Tensor, Tensor]:
-    """The queries that stand at key slots `at`, and all keys, turned by one segment's tables."""
-    cos, sin = (fitted(table, key.shape[2]) for table in (turn.cos, turn.sin))
-    return rotate(query, turn.cos[:, at], turn.sin[:, at]), rotate(key, cos, sin)
-
-
-def pieces(slots: Tensor, whole: bool) -> list[Tensor]:
-    """The slots of a segment, in blocks where a mask has to be made for them."""
-    return [slots] if whole else list(slots.split(QUERY_BLOCK))
-
-
-def block_mask(
-    base: str, mask: Tensor | None, slots: Tensor, first: int, visible: int, dtype: torch.dtype
-) -> Tensor | None:
-    """The mask of some of a call's queries: cut from the call's own, or made where that is plainly causal."""
-    if mask is not None:
-        return mask[:, :, slots]
-    if base == "sdpa" and len(slots) == visible:
-        return None  # a square from the first key on: the kernel's own causal flag
-    seen = (torch.arange(visible, device=slots.device) <= (first + slots)[:, None])[None, None]
-    return seen if base == "sdpa" else additive(seen, dtype)
-
-
-def chosen(turn: Turn, slots: Tensor) -> Tensor | None:
-    """(batch, n): which rows of a block count; None where all do."""
-    if turn.select is None or turn.slots is None:
-        return None
-    return turn.select[:, torch.isin(turn.slots, slots)]
-
-
-def merge(whole: Tensor, block: Tensor, slots: Tensor, select: Tensor | None, dim: int) -> Tensor:
-    """`whole` with the rows `slots` along `dim` (1 or 2) taken from `block`, in the batch rows of `select`."""
-    if select is not None:
-        shape = (select.shape[0], select.shape[1], 1, 1) if dim == 1 else (select.shape[0], 1, select.shape[1], 1)
-        block = torch.where(select.reshape(shape), block, whole.index_select(dim, slots))
-    return whole.index_copy(dim, slots, block)
 
 
 # --- registration ----------------------------------------------------------------------------------------------------

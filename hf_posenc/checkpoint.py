@@ -6,6 +6,7 @@ base, so `save_pretrained` of this module puts the record beside it, in `posenc_
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -21,10 +22,10 @@ from transformers.utils import cached_file
 
 from . import record
 from .encodings import Encoding, Learned
-from .errors import CheckpointError, OptionError, StateError
+from .errors import CheckpointError, OptionError, OptionTypeError, StateError
 from .ledger import Ledger
 from .patching import PatchState, drop_spent_quantization, find_backbone, get_encoding, install, patch_model
-from .registry import create
+from .registry import ENCODINGS, create
 
 POSENC_CONFIG = "posenc_config.json"
 _HUB = (
@@ -49,21 +50,22 @@ def from_pretrained(
 ) -> Any:
     """Load a checkpoint, an adapter folder or a merged model, and put its patch back in.
 
-    With `encoding` (and `options` for a name) that one is put in instead, whether or not the checkpoint was patched.
-    Other keyword arguments go to Transformers. Weights are read from safetensors only.
+    With `encoding` that one is put in instead, whether or not the checkpoint was patched; the options of a name stand
+    beside it (`encoding="yarn", factor=4`) or in `options`. All other keyword arguments go to Transformers. Weights are
+    read from safetensors only.
 
     Raises `CheckpointError` for a folder or record that cannot be read, `StateError` where another encoding cannot
     take the place of the saved one, and what `patch_model` raises.
     """
-    if options is not None and not isinstance(encoding, str):
-        raise OptionError("options=… go with encoding='name'")
-    wanted = None if encoding is None else create(encoding, **(options or {}))
+    wanted = take_encoding(encoding, options, kwargs)
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionTypeError(f"a path is the folder of a checkpoint or a hub id, got {path!r} ({type(path).__name__})")
     path = os.fspath(path)
     if Path(path, "adapter_config.json").is_file():
         return load_adapter(Path(path), wanted, auto_class, kwargs)
     hub = {key: kwargs[key] for key in _HUB if key in kwargs}
     gguf = {"gguf_file": kwargs["gguf_file"]} if "gguf_file" in kwargs else {}
-    config = kwargs.pop("config", None) or load_config(path, {**hub, **gguf})
+    config = copy.deepcopy(kwargs.pop("config", None)) or load_config(path, {**hub, **gguf})
     saved = record.read(config)
     if saved is None:
         model = load_weights(auto_class, path, config, kwargs)
@@ -72,15 +74,36 @@ def from_pretrained(
     recorded = saved.encoding()
     if holds_new_table(recorded, saved):
         return load_new_table(path, config, recorded, wanted, auto_class, kwargs)
-    for key, value in saved.base.items():
-        setattr(config, key, value)
-    delattr(config, record.KEY)
+    restore_base(config, saved)
     with unknown_table_expected():
         model = load_weights(auto_class, path, config, {"use_safetensors": True, **kwargs})
     patch_model(model, recorded if wanted is None else wanted)
     if wanted is None:
         fill_table(model, path, hub)
     return model
+
+
+def take_encoding(
+    encoding: str | Encoding | None, options: dict[str, Any] | None, kwargs: dict[str, Any]
+) -> Encoding | None:
+    """The encoding asked for; the options of a name are taken out of `kwargs`, the rest is for Transformers."""
+    if options is not None and not isinstance(encoding, str):
+        raise OptionError("options=… go with encoding='name'")
+    if encoding is None:
+        return None
+    row = ENCODINGS.get(encoding) if isinstance(encoding, str) else None
+    beside = {key: kwargs.pop(key) for key in row.options if key in kwargs} if row is not None else {}
+    return create(encoding, **{**beside, **(options or {})})
+
+
+def restore_base(config: Any, saved: record.Record) -> None:
+    """Put back what the config said before the patch."""
+    try:
+        for key, value in saved.base.items():
+            setattr(config, key, value)
+    except Exception as error:  # what a config's own validation raises differs by release
+        raise CheckpointError(f"the record of the patch holds a value that the config refuses: {error}") from error
+    delattr(config, record.KEY)
 
 
 @contextmanager
@@ -162,7 +185,12 @@ def fill_table(model: nn.Module, path: str, hub: dict[str, Any]) -> None:
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 (not a dict)
                 if key == "posenc.weight" or key.endswith(".posenc.weight"):
-                    table.weight.data.copy_(tensors.get_tensor(key))
+                    rows = tensors.get_tensor(key)
+                    if rows.shape != table.weight.shape:
+                        raise CheckpointError(
+                            f"the table in {path!r} is {tuple(rows.shape)}, its record says {tuple(table.weight.shape)}"
+                        )
+                    table.weight.data.copy_(rows)
                     return
     raise CheckpointError(f"the record of {path!r} names a learned table, and no file there holds it")
 
@@ -179,10 +207,13 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
                 "name it with encoding=…, or save adapters with hf_posenc.save_pretrained(model, path)"
             )
         wanted = read_beside(beside)
-    base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
+    try:
+        base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}/adapter_config.json cannot be read: {error}") from error
     if not base:
         raise CheckpointError(f"{path}/adapter_config.json names no base model")
-    model = from_pretrained(base, **kwargs)
+    model = from_pretrained(base, auto_class=auto_class, **kwargs)
     if get_encoding(model) != wanted:
         model = from_pretrained(base, encoding=wanted, auto_class=auto_class, **kwargs)
     return PeftModel.from_pretrained(model, str(path))
@@ -214,6 +245,7 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         raw = getattr(backbone.config, record.KEY, None)
+        (folder / POSENC_CONFIG).unlink(missing_ok=True)
         if raw is not None:
             (folder / POSENC_CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
         model.save_pretrained(str(folder), **kwargs)

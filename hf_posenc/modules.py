@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ def check_reach(positions: Tensor, rows: int) -> None:
     """Raise `ReachError` where a position has no row in a table of `rows`."""
     if torch.compiler.is_compiling() or positions.numel() == 0:
         return
-    furthest = int(positions.max())
-    if furthest >= rows:
+    low, high = (int(edge) for edge in positions.aminmax())
+    if low < 0 or high >= rows:
+        outside = high if high >= rows else low
         raise ReachError(
-            f"position {furthest} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the "
+            f"position {outside} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the "
             "input, stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), or use an "
             "encoding that has no end, such as 'rope' or 'alibi'"
         )
@@ -114,4 +116,18 @@ class ExactBuffers(nn.Module):
             fresh = type(self)(self.config)
             for name, buffer in fresh.named_buffers():
                 self._buffers[name] = buffer.to(device)
+            # a dynamic type grows its frequencies again when asked, but only past the length it thinks it has
+            self.__dict__["max_seq_len_cached"] = self.__dict__.get("original_max_seq_len")
         return moved
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off for the block; every module gets its own mode back, frozen parts of a model in training included."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

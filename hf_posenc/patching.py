@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from torch import nn
 
 from . import record
 from .encodings import Encoding
-from .errors import PosencError, StateError, UnsupportedError, unknown
+from .errors import EffectError, PosencError, StateError, UnsupportedError, unknown
 from .ledger import Ledger
 from .patches import PATCHES, Patch, find_patch, list_architectures
 from .registry import ENCODINGS, create
@@ -27,6 +28,7 @@ class PatchState:
 
     encoding: Encoding
     ledger: Ledger
+    config: dict[str, Any]  # what the model's own config said right after the patch
     resized_on_disk: bool = False
 
 
@@ -66,7 +68,8 @@ def patch_model(model: M, encoding: str | Encoding, /, **options: Any) -> M:
 
     `encoding` is a name (`hf_posenc.list_encodings()`) with its options, or an `Encoding`. Everything is checked
     before anything is touched; the change is applied through an undo ledger, proved, and rolled back if the proof
-    fails. No weight is copied or changed, and no class or module of Transformers is written to.
+    fails. No weight is copied or changed, and no class or module of Transformers is written to. Give the model that you
+    will save: a patch of its backbone alone acts, but the outer model's config would not know of it.
 
     Raises a `PosencError`: `UnknownNameError` or `OptionError` for what was asked, `UnsupportedError` for a pair that
     cannot be, `StateError` for a model that is patched already or not fully loaded.
@@ -95,10 +98,12 @@ def install(model: nn.Module, patch: Patch, backbone: Any, encoding: Encoding) -
             patch.forward_hooks(model, backbone, ledger)
         config.hf_posenc = record.make(encoding, before, config, native=patch.is_native_result(encoding))
         patch.prove(backbone, encoding)
-    except BaseException:
+    except BaseException as error:
         ledger.undo()
+        if isinstance(error, EffectError):
+            raise EffectError(f"{error}; the model has been put back as it was") from None
         raise
-    backbone.__dict__[_STATE] = PatchState(encoding, ledger)
+    backbone.__dict__[_STATE] = PatchState(encoding, ledger, copy.deepcopy(vars(config)))
 
 
 def unpatch_model(model: M) -> M:
@@ -115,9 +120,21 @@ def unpatch_model(model: M) -> M:
             "this model was loaded from a checkpoint that holds only the resized table; "
             "load the original checkpoint instead"
         )
+    edited = backbone.config
     state.ledger.undo()
     del backbone.__dict__[_STATE]
+    carry_edits(edited, state.config, backbone.config)
     return model
+
+
+def carry_edits(edited: Any, before: dict[str, Any], config: Any) -> None:
+    """Bring over to `config` what the user has changed in the patched model's config since the patch."""
+    for key, value in vars(edited).items():
+        if key in record.TOUCHED or key == record.KEY or (key in before and before[key] == value):
+            continue
+        if isinstance(value, str) and key == "_attn_implementation_internal":
+            value = value.removeprefix("posenc_")
+        config.__dict__[key] = value
 
 
 @contextmanager

@@ -17,18 +17,21 @@ from .attention import own_name
 from .encodings import Alibi, Encoding, Rotation, Segmented
 from .errors import OptionError
 
+HIDDEN = -1e3  # what a mask of numbers adds where a key must not be seen, or less
 _POSITIONS = "_posenc_positions"  # an attribute of a cache
 
 
 class Call(NamedTuple):
     """What one forward call tells every layer about positions; a named tuple so that tensors in it follow devices.
 
-    `query_positions` (batch or 1, n) and `key_positions` (batch or 1, keys so far), in tokens; `cos`, `sin` of the
+    `query_positions` (batch or 1, n) and `key_positions` (batch or 1, keys so far), in tokens; `plain`, whether the
+    latter are what the mask alone would tell; `cos`, `sin` of the
     queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias.
     """
 
     query_positions: Tensor
     key_positions: Tensor
+    plain: bool = True
     cos: Tensor | None = None
     sin: Tensor | None = None
     turns: tuple[rotation.Turn, ...] = ()
@@ -67,8 +70,8 @@ def find_tokens(kwargs: dict[str, Any]) -> tuple[Tensor, int]:
     raise OptionError("a forward call needs input_ids or inputs_embeds, and got neither")
 
 
-def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
-    """Positions of a call's queries and of all keys it can see, and the number of keys before it.
+def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int, bool]:
+    """Positions of a call's queries and of all keys it can see, the number of keys before it, and `Call.plain`.
 
     Queries: `position_ids` where given, else counted along the mask, so that padding does not count. Keys: what the
     cache remembers of earlier calls (see `RememberPositions`), else counted along the mask; then the queries' own.
@@ -83,11 +86,17 @@ def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
     given = kwargs.get("position_ids")
     queries = counted[:, past:] if given is None else given.to(tokens.device).reshape(-1, n)
     if past == 0:
-        return queries, queries, past
+        return queries, queries, past, is_plain(queries, counted)
     earlier = remembered(cache, past, tokens.shape[0])
     earlier = counted[:, :past] if earlier is None else earlier.to(tokens.device)
     rows = max(len(earlier), len(queries))
-    return queries, torch.cat((earlier.expand(rows, -1), queries.expand(rows, -1)), dim=1), past
+    keys = torch.cat((earlier.expand(rows, -1), queries.expand(rows, -1)), dim=1)
+    return queries, keys, past, is_plain(keys, counted)
+
+
+def is_plain(positions: Tensor, counted: Tensor) -> bool:
+    """Whether positions are those counted along the mask; taken for granted while the compiler traces."""
+    return torch.compiler.is_compiling() or positions is counted or bool((positions == counted).all())
 
 
 def remembered(cache: Any, past: int, batch: int) -> Tensor | None:
@@ -109,7 +118,7 @@ def count_along_mask(mask: Any, length: int) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
         return None
     if mask.ndim == 4:
-        mask = (mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0).any(dim=1)
+        mask = (mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > HIDDEN).any(dim=1)
     valid = (mask[:, :length] > 0).long()
     if valid.shape[1] < length:
         return None
@@ -120,15 +129,19 @@ def count_along_mask(mask: Any, length: int) -> Tensor | None:
 class RememberPositions:
     """A hook after a backbone: leaves the positions of all keys so far on the cache that holds those keys.
 
-    So a later call knows of positions that skipped. On the cache, which is the caller's own, and not on the model; a
-    cropped cache uses the first of them. A traced call leaves none: its positions go up by one a token.
+    So a later call knows of positions that skipped; what the mask tells anyway is not kept, as rows of a cache may be
+    put in another order. On the cache, which is the caller's own, and not on the model; a cropped cache uses the first
+    of them. A traced call leaves none: its positions go up by one a token.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        cache = find_cache(dict(output)) if isinstance(output, dict) else None
         call = self.find_call(kwargs)
-        if cache is not None and call is not None and not torch.compiler.is_compiling():
-            setattr(cache, _POSITIONS, call.key_positions)
+        if call is None or output is None or torch.compiler.is_compiling():
+            return
+        parts = output.values() if isinstance(output, dict) else output
+        cache = next((part for part in parts if hasattr(part, "get_seq_length")), None)
+        if cache is not None:
+            setattr(cache, _POSITIONS, None if call.plain else call.key_positions)
 
     def find_call(self, kwargs: dict[str, Any]) -> Call | None:
         """The `Call` of the forward that has just ended."""
@@ -169,8 +182,8 @@ class DescribeCall:
 
     def describe(self, kwargs: dict[str, Any]) -> Call:
         """The `Call` of a forward with these keyword arguments."""
-        queries, keys, past = locate(kwargs)
-        call = Call(queries, keys)
+        queries, keys, past, plain = locate(kwargs)
+        call = Call(queries, keys, plain)
         if isinstance(self.encoding, Segmented):
             return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past))
         if isinstance(self.encoding, Rotation):

@@ -16,7 +16,7 @@ VERSION = 1
 KEY = "hf_posenc"
 
 # the fields of a config that a patch may change
-_TOUCHED = ("rope_parameters", "max_position_embeddings", "n_positions")
+TOUCHED = ("rope_parameters", "max_position_embeddings", "n_positions")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def make(encoding: Encoding, before: Any, after: Any, native: bool) -> dict[str,
         "encoding": encoding.name,
         "options": encoding.options(),
         "native": native,
-        "base": {key: old[key] for key in _TOUCHED if key in old and old[key] != new.get(key)},
+        "base": {key: old[key] for key in TOUCHED if key in old and old[key] != new.get(key)},
         "hf_posenc": __version__,
         "transformers": transformers.__version__,
     }
@@ -60,6 +60,8 @@ def read(config: Any) -> Record | None:
             f"config.{KEY} is not a record of this package (got {raw!r:.80}); remove that key from config.json, or "
             "load the original checkpoint"
         )
+    if raw["version"] < 1:
+        raise CheckpointError(f"config.{KEY} is corrupt (version {raw['version']}); restore config.json")
     if raw["version"] > VERSION:
         raise CheckpointError(
             f"this checkpoint was written by a newer hf_posenc ({raw.get('hf_posenc', 'unknown')}, record version "
@@ -67,7 +69,7 @@ def read(config: Any) -> Record | None:
         )
     kinds = {"encoding": str, "options": dict, "native": bool, "base": dict}
     wrong = [key for key, kind in kinds.items() if not isinstance(raw.get(key), kind)]
-    if wrong or not set(raw["base"]) <= set(_TOUCHED):
+    if wrong or not set(raw["base"]) <= set(TOUCHED):
         raise CheckpointError(
             f"config.{KEY} is corrupt (wrong or missing: {', '.join(wrong) or 'base'}); restore config.json, or remove "
             "that key and patch the model anew"

@@ -99,7 +99,7 @@ def list_encodings() -> list[EncodingRow]:
     return list(ENCODINGS.values())
 
 
-def create(encoding: str | Encoding, **options: Any) -> Encoding:
+def create(encoding: str | Encoding, /, **options: Any) -> Encoding:
     """An `Encoding` from its name and options.
 
     Raises `UnknownNameError` for a name or option that is not known (with the nearest one), `OptionTypeError` for a

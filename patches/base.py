@@ -18,11 +18,11 @@ from hf_posenc.positions import DescribeCall, RememberPositions
 class Patch:
     """One architecture. Every file in this folder has one subclass, with these methods in this order.
 
-    `model_types`: the `config.model_type`s it serves; `native`: the encoding its hosts are trained with.
+    `native`: the encoding its hosts are trained with; `has_table`: whether that is a table of their own.
     """
 
-    model_types: ClassVar[tuple[str, ...]]
     native: ClassVar[str]
+    has_table: ClassVar[bool] = False
 
     def backbone_type(self) -> type[nn.Module]:
         """The class of the module that holds embeddings and layers (imported only when asked for)."""
@@ -39,7 +39,7 @@ class Patch:
     def complete(self, encoding: Encoding, backbone: Any) -> Encoding:
         """The encoding with every option filled in that the host can answer."""
         geometry = self.geometry(backbone)
-        if isinstance(encoding, Learned) and encoding.resize is None and encoding.max_position_embeddings is None:
+        if isinstance(encoding, Learned) and not self.has_table and encoding.max_position_embeddings is None:
             encoding = encoding.but(max_position_embeddings=geometry.max_position_embeddings)
         return encoding.resolve(geometry)
 
@@ -61,14 +61,21 @@ class Patch:
 
 def attention_refusal(encoding: Encoding, config: Any) -> str | None:
     """The refusal of hosts with the attention interface: what acts inside it needs ours over the host's choice."""
-    if not in_attention(encoding):
-        return None
+    if not in_attention(encoding) or causal_refusal(encoding, config):
+        return causal_refusal(encoding, config)
     try:
         own_name(config._attn_implementation)
     except UnsupportedError as error:
         return str(error)
     if isinstance(encoding, Segmented) and config._attn_implementation == "flex_attention":
         return "its segments cannot be cut from FlexAttention's block mask; model.set_attn_implementation('sdpa') first"
+    return None
+
+
+def causal_refusal(encoding: Encoding, config: Any) -> str | None:
+    """The refusal of a host made to look both ways: our attention functions count on the causal order."""
+    if in_attention(encoding) and not getattr(config, "is_causal", True):
+        return "it is made for causal attention here, and this config says is_causal=False"
     return None
 
 
@@ -117,7 +124,7 @@ def prove_added(layer: nn.Module) -> None:
 def expect(ok: bool, what: str) -> None:
     """Raise `EffectError` with `what` unless `ok`."""
     if not ok:
-        raise EffectError(f"the patch did not take effect: {what}; the model has been put back as it was")
+        raise EffectError(f"the patch did not take effect: {what}")
 
 
 def rms(*tensors: Any) -> float:

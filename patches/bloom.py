@@ -20,11 +20,12 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel,
 
 from hf_posenc.attention import posenc_eager
 from hf_posenc.encodings import Encoding, Geometry, Learned
+from hf_posenc.errors import StateError
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_cache, find_tokens, named_arguments
 from hf_posenc.rotation import rotate
 
-from .base import Patch, add_to_embedding, expect, in_attention, prove_added, rms
+from .base import Patch, add_to_embedding, causal_refusal, expect, prove_added, rms
 
 __all__ = ["BloomPatch"]
 
@@ -38,15 +39,15 @@ class Handover:
     def __init__(self, name: str) -> None:
         self._value: ContextVar[Any] = ContextVar(name, default=None)
         self._traced: Any = None
+        self._by_trace = False  # of a graph that breaks in between, one side is traced and the other is not
 
     def put(self, value: Any) -> None:
-        if torch.compiler.is_compiling():
-            self._traced = value
-        else:
+        self._traced, self._by_trace = value, torch.compiler.is_compiling()
+        if not self._by_trace:
             self._value.set(value)
 
     def take(self) -> Any:
-        return self._traced if torch.compiler.is_compiling() else self._value.get()
+        return self._traced if torch.compiler.is_compiling() or self._by_trace else self._value.get()
 
 
 _call = Handover("call")
@@ -98,7 +99,10 @@ class InterfaceBloomAttention(BloomAttention):
 
 def hand_over_call(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Any:
     """Stands in for the backbone's `build_alibi_tensor`: hands its layers the `Call` instead."""
-    return _call.take()
+    call = _call.take()
+    if call is None:
+        raise StateError("a patched BLOOM was called without its own hooks; call the whole model, or unpatch it first")
+    return call
 
 
 @dataclass(eq=False)
@@ -134,16 +138,19 @@ class DescribeBloomCall(DescribeCall):
         return torch.ones(tokens.shape[0], call.key_positions.shape[1], dtype=torch.long, device=tokens.device)
 
 
-class RememberBloomPositions(RememberPositions):
-    """The hook after the backbone, whose keywords hold no `Call`."""
+class AfterBloomCall(RememberPositions):
+    """The hook after the backbone, whose keywords hold no `Call`: remembers, and lets go of it."""
 
     def find_call(self, kwargs: dict[str, Any]) -> Any:
-        return _call.take()
+        call = _call.take()
+        _call.put(None)
+        return call
 
 
 def catch_position_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A pre-hook of the outermost model, which would drop `position_ids` without a word."""
-    _position_ids.put(kwargs.get("position_ids"))
+    """A pre-hook of a model around the backbone, which would drop `position_ids` without a word."""
+    if kwargs.get("position_ids") is not None:
+        _position_ids.put(kwargs["position_ids"])
 
 
 def release_position_ids(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -159,7 +166,6 @@ def call_positions(kwargs: dict[str, Any]) -> Tensor:
 class BloomPatch(Patch):
     """Where BLOOM keeps its positions."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("bloom",)
     native: ClassVar[str] = "alibi"
 
     def backbone_type(self) -> type[BloomModel]:
@@ -179,7 +185,7 @@ class BloomPatch(Patch):
     def refusal(self, encoding: Encoding, config: Any) -> str | None:
         if isinstance(encoding, Learned) and encoding.resize is not None:
             return f"resize={encoding.resize!r} stretches a host's own table, and bloom has none"
-        return None
+        return causal_refusal(encoding, config)
 
     def is_native_result(self, encoding: Encoding) -> bool:
         return encoding.name == "alibi" and encoding.options() == {"factor": 1.0}
@@ -191,8 +197,7 @@ class BloomPatch(Patch):
         ledger.set_attribute(config, "_attn_implementation_internal", name)
         dim = geometry.rotary_dim if encoding.seam == "rotation" else 0
         ledger.add_pre_hook(backbone, DescribeBloomCall(encoding, dim, geometry.num_heads, True))
-        if in_attention(encoding):
-            ledger.add_hook(backbone, RememberBloomPositions())
+        ledger.add_hook(backbone, AfterBloomCall())
         ledger.set_attribute(backbone, "build_alibi_tensor", hand_over_call)
         for block in backbone.h:
             ledger.swap_class(block.self_attention, BloomAttention, InterfaceBloomAttention)
@@ -201,12 +206,15 @@ class BloomPatch(Patch):
             add_to_embedding(backbone, backbone.h[0], encoding, geometry, call_positions, ledger)
 
     def prove(self, backbone: Any, encoding: Encoding) -> None:
-        layer = backbone.h[-1].self_attention
-        expect(isinstance(layer, InterfaceBloomAttention), "the layers still add BLOOM's own bias")
+        layers = [block.self_attention for block in backbone.h]
+        expect(all(isinstance(x, InterfaceBloomAttention) for x in layers), "the layers still add BLOOM's own bias")
+        layer = layers[-1]
         expect(layer.config._attn_implementation.startswith("posenc_"), "the layers do not use our attention")
         if encoding.seam == "embedding":
             prove_added(backbone.h[0])
 
     def forward_hooks(self, model: Any, backbone: Any, ledger: Ledger) -> None:
-        ledger.add_pre_hook(model, catch_position_ids)
-        ledger.add_hook(model, release_position_ids)
+        for module in model.modules():
+            if module is not backbone and any(inner is backbone for inner in module.modules()):
+                ledger.add_pre_hook(module, catch_position_ids)
+                ledger.add_hook(module, release_position_ids)

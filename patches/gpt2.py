@@ -53,8 +53,8 @@ class RotaryGPT2Attention(GPT2Attention):
 class GPT2Patch(Patch):
     """Where GPT-2 keeps its positions."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
     native: ClassVar[str] = "learned"
+    has_table: ClassVar[bool] = True
 
     def backbone_type(self) -> type[GPT2Model]:
         return GPT2Model
@@ -77,11 +77,6 @@ class GPT2Patch(Patch):
                 f"which {encoding.name} acts; load it with reorder_and_upcast_attn=False (same results in float32)"
             )
         return attention_refusal(encoding, config)
-
-    def complete(self, encoding: Encoding, backbone: Any) -> Encoding:
-        if isinstance(encoding, Learned) and encoding.max_position_embeddings is None:
-            return encoding.resolve(self.geometry(backbone))  # no options: the host's own table, not a fresh one
-        return super().complete(encoding, backbone)
 
     def is_native_result(self, encoding: Encoding) -> bool:
         return isinstance(encoding, Learned)
@@ -127,6 +122,9 @@ class GPT2Patch(Patch):
             return
         silent = bool((wpe(probe) == 0).all())
         expect(silent != isinstance(encoding, Sinusoidal), "the host's own table is still there")
+        if isinstance(encoding, Rotation) and not in_attention(encoding):
+            turning = all(isinstance(block.attn, RotaryGPT2Attention) for block in backbone.h)
+            expect(turning, "the layers do not turn their queries and keys")
         if in_attention(encoding):
             name = backbone.h[-1].attn.config._attn_implementation
             expect(name.startswith("posenc_"), f"the layers still use {name} attention")

@@ -39,7 +39,6 @@ def position_ids(kwargs: dict[str, Any]) -> Tensor:
 class LlamaPatch(Patch):
     """Where Llama keeps its positions."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("llama",)
     native: ClassVar[str] = "rope"
 
     def backbone_type(self) -> type[LlamaModel]:

@@ -20,13 +20,14 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS = [
     ["errors", ""],
     ["encodings"],
-    ["registry", "ledger", "rotation"],
+    ["registry", "ledger", "rotation", "late"],
     ["attention", "modules"],
     ["positions", "record"],
     ["patches", "formulas", "eval_tasks"],
     ["patching"],
     ["checkpoint"],
-    ["verify", "evaluate", "report"],
+    ["probe"],
+    ["verification", "evaluate", "report"],
     ["demo"],
     ["cli", "__main__"],
 ]
@@ -99,8 +100,9 @@ def test_encodings_need_torch_alone() -> None:
     assert run(code) == "[]"
 
 
-def test_the_public_names_are_all_there() -> None:
-    assert run("import hf_posenc; print(all(hasattr(hf_posenc, name) for name in hf_posenc.__all__))") == "True"
+def test_the_public_names_are_all_there_and_no_module_hides_one() -> None:
+    code = "from hf_posenc import *; import hf_posenc as h; print([n for n in h.__all__ if type(eval(n)) is type(h)])"
+    assert run(code) == "[]"
 
 
 def test_wheel_holds_every_module_and_the_models(tmp_path: Path) -> None:

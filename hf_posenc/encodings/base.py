@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -98,11 +97,14 @@ def _describe(kind: Any) -> str:
     return names.get(kind, "a list of numbers")
 
 
+LARGEST = 1e12  # nothing in this field is longer, wider or steeper; beyond it formulas overflow
+
+
 def at_least(value: float | None, least: float) -> bool:
     """None, or a finite number >= least."""
-    return value is None or (math.isfinite(value) and value >= least)
+    return value is None or (value >= least and value <= LARGEST)
 
 
 def above(value: float | None, bound: float) -> bool:
     """None, or a finite number > bound."""
-    return value is None or (math.isfinite(value) and value > bound)
+    return value is None or (value > bound and value <= LARGEST)

@@ -32,7 +32,9 @@ class Rotation(Encoding):
     def check(self) -> None:
         self.require(above(self.rope_theta, 1), "rope_theta", "a base above 1")
         self.require(
-            at_least(self.original_max_position_embeddings, 1), "original_max_position_embeddings", "a length in tokens"
+            at_least(self.original_max_position_embeddings, 2),
+            "original_max_position_embeddings",
+            "a length of at least 2 tokens",
         )
 
     def resolve(self, geometry: Geometry) -> Self:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hf_posenc.errors import OptionError
-from hf_posenc.evaluate.perplexity import check_reach, evaluating
+from hf_posenc.evaluate.perplexity import check_reach
+from hf_posenc.modules import evaluating
 
 MAX_NEW_TOKENS = 10
 

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_posenc.errors import OptionError, ReachError, UnsupportedError
+from hf_posenc.modules import evaluating
 
 CHUNK_BYTES = 1 << 26
 """Size of one block of fp32 logits, in bytes (64 MiB)."""
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off for the block; every module gets its own mode back, frozen parts of a model in training included."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def table_reach(model: nn.Module) -> int | None:

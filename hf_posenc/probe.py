@@ -1,23 +1,21 @@
-"""`verify(model)`: proves on the user's own model, in seconds, that its patch does what it says."""
+"""A short random input for one patched model, and the checks that `verify` makes with it."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
+from transformers import DynamicCache
 
-from . import record
-from .encodings import Alibi, Encoding, Learned, Rotation, Segmented
+from .encodings import Alibi, Learned, Rotation, Segmented
+from .errors import EffectError, UnsupportedError
 from .formulas import check_numbers
 from .patches import Patch
-from .patching import PatchState, find_backbone
-from .positions import cache_argument, find_cache
+from .patching import PatchState
+from .positions import cache_argument
 
 PROBE = 48  # tokens; enough for a few steps on either side of a segment's end
 SAVE_LIMIT = 2 * 2**30  # bytes of weights above which nothing is written to disk unless asked
@@ -35,66 +33,6 @@ class Check:
     figure: float | None
     limit: float | None
     detail: str
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What was checked on a model, with figures."""
-
-    encoding: Encoding | None
-    rows: tuple[Check, ...]
-
-    @property
-    def passed(self) -> bool:
-        return all(row.passed is not False for row in self.rows)
-
-    def table(self) -> str:
-        """The rows as text."""
-        marks = {True: "ok", False: "FAILED", None: "not made"}
-        lines = [("check", "", "figure", "limit", "")]
-        for row in self.rows:
-            figure, limit = (f"{n:.2g}" if n is not None else "" for n in (row.figure, row.limit))
-            lines.append((row.name, marks[row.passed], figure, limit, row.detail))
-        widths = [max(len(line[i]) for line in lines) for i in range(5)]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
-
-
-def verify(model: Any, tokenizer: Any = None, progress: bool = True, save: bool | None = None) -> Verification:
-    """Check that the patch of `model` is in effect and exact: a table of what was checked, with figures.
-
-    In effect, numbers equal the formula, cached = uncached, padded = alone, save → load. `tokenizer` only serves to
-    avoid special tokens in the probe. `save`: whether to write the model to a temporary folder (default: up to 2 GiB).
-    The model is left as it was. A model with no patch in effect fails the first check.
-    """
-    patch, backbone = find_backbone(model)
-    state = backbone.__dict__.get("_posenc_state")
-    if state is None:
-        return Verification(None, (explain_absence(backbone),))
-    probe = Probe(model, backbone, state, patch, tokenizer)
-    checks: list[Callable[[], Check]] = [
-        probe.in_effect,
-        probe.numbers,
-        probe.cached,
-        probe.padded,
-        lambda: probe.reloaded(save),
-    ]
-    rows = []
-    with probe.quiet():
-        for check in tqdm(checks, desc="verify", disable=not progress, leave=False):
-            rows.append(check())
-    return Verification(state.encoding, tuple(rows))
-
-
-def explain_absence(backbone: Any) -> Check:
-    """The one row of a model that carries no patch."""
-    saved = record.read(backbone.config)
-    if saved is None:
-        return Check("in effect", False, None, None, "this model is not patched")
-    if saved.native:
-        detail = f"{saved.name} is in its config and served by Transformers itself; load it with hf_posenc to verify it"
-        return Check("in effect", None, None, None, detail)
-    detail = f"saved with {saved.name}, which is NOT in effect: load it with hf_posenc.from_pretrained"
-    return Check("in effect", False, None, None, detail)
 
 
 @dataclass
@@ -117,17 +55,6 @@ class Probe:
         self.ids = allowed[chosen].to(self.backbone.get_input_embeddings().weight.device)
         self.positions = torch.arange(self.length, device=self.ids.device)[None] + self._start()
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Evaluation mode, no gradients; the model's own mode afterwards."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.model.train(training)
-
     def _length(self) -> int:
         limits = [PROBE]
         if isinstance(self.state.encoding, Learned):
@@ -146,7 +73,16 @@ class Probe:
         return max(encoding.length - self.length // 2, 0) if isinstance(encoding, Segmented) else 0
 
     def logits(self, ids: Tensor, **kwargs: Any) -> Tensor:
-        return self.model(input_ids=ids, **kwargs).logits.float()
+        """One row of numbers a token: logits, or what a bare backbone gives."""
+        out = self.model(input_ids=ids, **kwargs)
+        found = getattr(out, "logits", None)
+        found = getattr(out, "last_hidden_state", None) if found is None else found
+        if found is None or found.shape[:2] != ids.shape:
+            raise UnsupportedError(
+                f"verify needs one output a token, and {type(self.model).__name__} gives none; verify its backbone, "
+                "e.g. verify(model.model)"
+            )
+        return found.float()
 
     def limit(self, logits: Tensor) -> float:
         dtype = next(self.model.parameters()).dtype
@@ -158,8 +94,11 @@ class Probe:
 
     def in_effect(self) -> Check:
         """The logits with the patch against those with it set aside."""
-        self.patch.prove(self.backbone, self.state.encoding)
         after = self.logits(self.ids, position_ids=self.positions)
+        try:
+            self.patch.prove(self.backbone, self.state.encoding)
+        except EffectError as error:
+            return Check("in effect", False, None, None, str(error))
         encoding = self.state.encoding
         if isinstance(encoding, Learned) and encoding.resize is not None and not self.state.resized_on_disk:
             rows = self.table_rows()
@@ -193,6 +132,19 @@ class Probe:
             "in effect", difference > 0, difference, None, f"{self.state.encoding.name}: logits moved by this much"
         )
 
+    def acts(self) -> Check:
+        """Every second position left out: that must move the logits, and with no positions at all it must not."""
+        mask = torch.ones_like(self.ids)  # without one, positions that stand still begin a new document
+        halved = (self.positions - self.positions[:, :1]) // 2 + self.positions[:, :1]
+        there, here = (self.logits(self.ids, position_ids=p, attention_mask=mask) for p in (halved, self.positions))
+        difference, none = float((there - here).abs().max()), self.state.encoding.seam == "none"
+        limit = self.limit(here)
+        ok = difference <= limit if none else difference > limit / 10
+        detail = (
+            "halved positions move nothing, as they must" if none else "halved positions move the logits by this much"
+        )
+        return Check("positions act", ok, difference, limit if none else None, detail)
+
     def stock_reach(self) -> int:
         """The positions that the unpatched host accepts."""
         table = getattr(self.backbone, "wpe", None)
@@ -218,15 +170,14 @@ class Probe:
     def cached(self) -> Check:
         """One call against a prefill, a chunk and single steps with a cache."""
         whole = self.logits(self.ids, position_ids=self.positions, use_cache=False)
-        parts, cache, at = [], None, 0
+        parts, cache, at = [], DynamicCache(config=self.backbone.config), 0
         for n in (self.length // 2 - 2, 3, *[1] * 4, self.length - self.length // 2 - 5):
             if n <= 0:
                 continue
             cut = slice(at, at + n)
-            given: dict[str, Any] = {} if cache is None else {cache_argument(self.model): cache}
-            out = self.model(input_ids=self.ids[:, cut], position_ids=self.positions[:, cut], use_cache=True, **given)
-            parts.append(out.logits.float())
-            cache, at = find_cache(dict(out)), at + n
+            given = {cache_argument(self.model): cache}
+            parts.append(self.logits(self.ids[:, cut], position_ids=self.positions[:, cut], use_cache=True, **given))
+            at += n
         return self.compare(
             "cached = uncached", whole[:, :at], torch.cat(parts, 1), f"{at} tokens, prefill, chunk, steps"
         )
@@ -250,7 +201,9 @@ class Probe:
 
         name = "save → load"
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        if save is False or (save is None and size > SAVE_LIMIT):
+        if save is False:
+            return Check(name, None, None, None, "save=False")
+        if save is None and size > SAVE_LIMIT:
             return Check(
                 name, None, None, None, f"{size / 2**30:.1f} GiB would be written; verify(model, save=True) does it"
             )
@@ -261,5 +214,5 @@ class Probe:
             self.model.save_pretrained(folder)
             dtype = next(self.model.parameters()).dtype
             again = from_pretrained(folder, dtype=dtype, auto_class=type(self.model)).to(self.ids.device)
-            after = again(input_ids=self.ids, position_ids=self.positions).logits.float()
+            after = replace(self, model=again).logits(self.ids, position_ids=self.positions)
         return self.compare(name, before, after, "a temporary folder, hf_posenc.from_pretrained")
