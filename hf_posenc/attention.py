@@ -107,9 +107,6 @@ def eager_attention(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
-# --- a linear bias, carried in Q and K -------------------------------------------------------------------------------
-
-
 def biased(
     forward: Callable[..., Attended],
     call: Call,
@@ -189,9 +186,6 @@ def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.
     query_columns = torch.stack([part * power for part, _, power in pairs], dim=-1)
     key_columns = torch.stack([(-digit * power).to(dtype) for _, digit, power in pairs], dim=-1)
     return query_columns, key_columns
-
-
-# --- registration ----------------------------------------------------------------------------------------------------
 
 
 def posenc_sdpa(*args: Any, **kwargs: Any) -> Attended:

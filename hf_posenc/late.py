@@ -37,16 +37,16 @@ def turned(
         )
     n, first = query.shape[2], turns[0].first_key
     if len(turns) == 1:
-        q, k = turn_both(turns[0], query, key, slice(first, first + n))
-        return forward(q, k, value, mask, scaling=scaling)
+        q = turn_queries(turns[0], query, slice(first, first + n))
+        return forward(q, turn_keys(turns[0], key), value, mask, scaling=scaling)
     out = query.new_zeros(query.shape[0], n, query.shape[1], value.shape[-1])
     weights = None
     for turn in turns:
         assert turn.slots is not None
-        for slots in pieces(
-            turn.slots, whole=mask is not None or (first == 0 and int(turn.slots[-1]) + 1 == len(turn.slots))
-        ):
-            q, k = turn_both(turn, query[:, :, slots], key, first + slots)
+        k = turn_keys(turn, key)
+        square = first == 0 and int(turn.slots[-1]) + 1 == len(turn.slots)
+        for slots in pieces(turn.slots, whole=square or mask is not None):
+            q = turn_queries(turn, query[:, :, slots], first + slots)
             visible = int(slots[-1]) + 1 + first if mask is None else key.shape[2]
             part = block_mask(base, mask, slots, first, visible, query.dtype)
             block, part_weights = forward(q, k[:, :, :visible], value[:, :, :visible], part, scaling=scaling)
@@ -59,10 +59,14 @@ def turned(
     return out, weights
 
 
-def turn_both(turn: Turn, query: Tensor, key: Tensor, at: Any) -> tuple[Tensor, Tensor]:
-    """The queries that stand at key slots `at`, and all keys, turned by one segment's tables."""
-    cos, sin = (fitted(table, key.shape[2]) for table in (turn.cos, turn.sin))
-    return rotate(query, turn.cos[:, at], turn.sin[:, at]), rotate(key, cos, sin)
+def turn_queries(turn: Turn, query: Tensor, at: Any) -> Tensor:
+    """The queries that stand at key slots `at`, turned by one segment's tables."""
+    return rotate(query, turn.cos[:, at], turn.sin[:, at])
+
+
+def turn_keys(turn: Turn, key: Tensor) -> Tensor:
+    """All keys turned by one segment's tables."""
+    return rotate(key, fitted(turn.cos, key.shape[2]), fitted(turn.sin, key.shape[2]))
 
 
 def pieces(slots: Tensor, whole: bool) -> list[Tensor]:
