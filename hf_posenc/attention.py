@@ -94,17 +94,21 @@ def eager_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float = 1.0,
+    is_causal: bool = True,
     **kwargs: Any,
 ) -> Attended:
     """softmax(Q K^T · scaling + mask) V in the open, for hosts that have no such function; softmax in float32."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is None and query.shape[2] > 1:
+    if attention_mask is None and is_causal and query.shape[2] > 1:
         attention_mask = causal_mask(query.shape[2], key.shape[2], query.device)
     if attention_mask is not None:
         scores = scores + additive(attention_mask, scores.dtype)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+# --- a linear bias, carried in Q and K -------------------------------------------------------------------------------
 
 
 def biased(
@@ -186,6 +190,9 @@ def bias_columns(slopes: Tensor, distance: Tensor, scaling: float, dtype: torch.
     query_columns = torch.stack([part * power for part, _, power in pairs], dim=-1)
     key_columns = torch.stack([(-digit * power).to(dtype) for _, digit, power in pairs], dim=-1)
     return query_columns, key_columns
+
+
+# --- registration ----------------------------------------------------------------------------------------------------
 
 
 def posenc_sdpa(*args: Any, **kwargs: Any) -> Attended:

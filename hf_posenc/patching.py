@@ -120,16 +120,16 @@ def unpatch_model(model: M) -> M:
             "this model was loaded from a checkpoint that holds only the resized table; "
             "load the original checkpoint instead"
         )
-    edited = backbone.config
+    edited = dict(vars(backbone.config))  # a copy: the ledger takes the attention out of that very config
     state.ledger.undo()
     del backbone.__dict__[_STATE]
     carry_edits(edited, state.config, backbone.config)
     return model
 
 
-def carry_edits(edited: Any, before: dict[str, Any], config: Any) -> None:
+def carry_edits(edited: dict[str, Any], before: dict[str, Any], config: Any) -> None:
     """Bring over to `config` what the user has changed in the patched model's config since the patch."""
-    for key, value in vars(edited).items():
+    for key, value in edited.items():
         if key in record.TOUCHED or key == record.KEY or (key in before and before[key] == value):
             continue
         if isinstance(value, str) and key == "_attn_implementation_internal":

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from . import record
 from .encodings import Encoding
+from .errors import StateError
 from .modules import evaluating
 from .patching import find_backbone
 from .probe import Check, Probe
@@ -62,7 +63,11 @@ def verify(model: Any, tokenizer: Any = None, progress: bool = True, save: bool 
     rows = []
     with evaluating(model), torch.no_grad():
         for check in tqdm(checks, desc="verify", disable=not progress, leave=False):
-            rows.append(check())
+            try:
+                rows.append(check())
+            except StateError as error:  # a hook or a layer of the patch is gone: that is an answer, too
+                rows.append(Check("in effect", False, None, None, str(error)))
+                break
     return Verification(state.encoding, tuple(rows))
 
 

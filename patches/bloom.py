@@ -50,6 +50,7 @@ class Handover:
         return self._traced if torch.compiler.is_compiling() or self._by_trace else self._value.get()
 
 
+_WITHOUT_HOOKS = "a patched BLOOM was called without its own hooks; call the whole model, or unpatch it first"
 _call = Handover("call")
 _position_ids = Handover("position_ids")
 
@@ -69,6 +70,8 @@ class InterfaceBloomAttention(BloomAttention):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(alibi, Call):  # without a mask the host makes its own, and asks nobody
+            raise StateError(_WITHOUT_HOOKS)
         query, key, value = self._reshape(self.query_key_value(hidden_states))
         if alibi.cos is not None and alibi.sin is not None:
             query, key = (rotate(x, alibi.cos, alibi.sin) for x in (query, key))
@@ -84,6 +87,7 @@ class InterfaceBloomAttention(BloomAttention):
             attention_mask,
             dropout=self.attention_dropout.p if self.training else 0.0,
             scaling=self.inv_norm_factor,
+            is_causal=getattr(self.config, "is_causal", True),
             posenc=alibi,
         )
         out = self._project(out.reshape(*hidden_states.shape))
@@ -101,7 +105,7 @@ def hand_over_call(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -
     """Stands in for the backbone's `build_alibi_tensor`: hands its layers the `Call` instead."""
     call = _call.take()
     if call is None:
-        raise StateError("a patched BLOOM was called without its own hooks; call the whole model, or unpatch it first")
+        raise StateError(_WITHOUT_HOOKS)
     return call
 
 

@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Model, eager_attention_forward
 
 from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Sinusoidal
+from hf_posenc.errors import StateError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import BoundedEmbedding, SilentEmbedding, SinusoidalEmbedding
 from hf_posenc.positions import Call, FillPositions, find_cache
@@ -25,9 +26,13 @@ class RotaryGPT2Attention(GPT2Attention):
     """GPT-2's self-attention that turns Q and K before the cache takes K."""
 
     def forward(
-        self, hidden_states: Tensor, *args: Any, posenc: Call, attention_mask: Tensor | None = None, **kwargs: Any
+        self, hidden_states: Tensor, *, posenc: Call | None = None, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        assert posenc.cos is not None and posenc.sin is not None and not args
+        if posenc is None:
+            raise StateError(
+                "a patched GPT-2 layer was called without positions; call the whole model, or unpatch it first"
+            )
+        assert posenc.cos is not None and posenc.sin is not None
         cache = find_cache(kwargs)
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query, key, value = (
