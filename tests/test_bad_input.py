@@ -1,39 +1,19 @@
 """What is refused: with an error of the right kind, a text that helps, and nothing changed on the model."""
 
-import copy
-import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import snapshots
 import torch
-from pairs import HOSTS, LENGTH, PAIRS, Pair, cache_name, every_pair, logits
+from pairs import HOSTS, LENGTH, PAIRS, Pair, every_pair, logits
+from refusals import assert_refused
 from tiny import tiny_ids, tiny_model
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hf_posenc
-from hf_posenc import PosencError, get_encoding, patch_model, support, unpatch_model
-from hf_posenc.checkpoint import save_pretrained
-from hf_posenc.encodings import Encoding, Yarn
-from hf_posenc.patches import PATCHES, find_patch
-
-
-def assert_refused(kind: type[Exception], words: str, call: Any, model: Any = None) -> None:
-    """`call` raises a `PosencError` that is a `kind` too, says all `words` (split at |), and leaves `model` alone."""
-    was = None if model is None else snapshots.of_model(model)
-    with pytest.raises(PosencError) as caught:
-        call()
-    assert isinstance(caught.value, kind), f"{type(caught.value).__mro__}"
-    for word in words.split("|"):
-        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
-    if model is not None:
-        assert snapshots.of_model(model) == was
-
+from hf_posenc import PosencError, patch_model, support, unpatch_model
+from hf_posenc.encodings import Yarn
 
 FOUR = {"original_max_position_embeddings": LENGTH, "factor": 4}
 BAD_OPTIONS = [
@@ -302,186 +282,3 @@ def test_another_tools_module(host: str) -> None:
     layer = model.transformer.h[1].attn if host == "gpt2" else model.transformer.h[1].self_attention
     layer.__class__ = type("Foreign", (type(layer),), {})
     assert_refused(RuntimeError, "Foreign", lambda: patch_model(model, "rope"), model)
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def written(pair: Pair, folder: Path, **record: Any) -> Path:
-    """A checkpoint of a patched model, with fields of its record changed (None: taken out)."""
-    pair.patched().save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    for key, value in record.items():
-        config["hf_posenc"].pop(key)
-        if value is not None:
-            config["hf_posenc"][key] = value
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        ({"version": 99}, "newer|99|pip install"),
-        ({"version": "1"}, "hf_posenc"),
-        ({"version": None}, "hf_posenc"),
-        ({"encoding": None}, "corrupt|encoding"),
-        ({"encoding": "tomorrows_rope"}, "tomorrows_rope"),
-        ({"encoding": ["yarn"]}, "corrupt|encoding"),
-        ({"options": "factor=4"}, "corrupt|options"),
-        ({"options": {"factor": -1}}, "factor"),
-        ({"options": {"unknown": 1}}, "unknown"),
-        ({"native": None}, "corrupt|native"),
-        ({"base": {"vocab_size": 3}}, "corrupt|base"),
-        ({"base": {"__class__": "x"}}, "corrupt|base"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("host", HOSTS)
-def test_records(host: str, record: dict[str, Any], words: str, tmp_path: Path) -> None:
-    pair = Pair(host, "alibi", {"factor": 4})
-    folder = written(pair, tmp_path, **record)
-    assert_refused(OSError, words, lambda: hf_posenc.from_pretrained(folder))
-    plain = AutoModelForCausalLM.from_pretrained(folder)
-    assert_refused(RuntimeError, "patch", lambda: patch_model(plain, "nope"), plain)
-
-
-@pytest.mark.parametrize("foreign", ["yarn", 3, ["yarn"], {}, {"method": "yarn"}, True], ids=str)
-def test_foreign_records(foreign: Any, tmp_path: Path) -> None:
-    folder = written(Pair("llama", "alibi"), tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "hf_posenc": foreign}))
-    assert_refused(OSError, "hf_posenc|config.json", lambda: hf_posenc.from_pretrained(folder))
-
-
-def test_folders(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    assert_refused(OSError, "missing", lambda: hf_posenc.from_pretrained(missing))
-    file = tmp_path / "file"
-    file.write_text("")
-    assert_refused(OSError, "file|folder", lambda: hf_posenc.from_pretrained(file))
-    (tmp_path / "empty").mkdir()
-    assert_refused(OSError, "empty", lambda: hf_posenc.from_pretrained(tmp_path / "empty"))
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text("{")
-    assert_refused(OSError, "broken", lambda: hf_posenc.from_pretrained(broken))
-    no_weights = written(Pair("llama", "alibi"), tmp_path / "no_weights")
-    (no_weights / "model.safetensors").unlink()
-    assert_refused(OSError, "no_weights", lambda: hf_posenc.from_pretrained(no_weights))
-    cut = written(Pair("llama", "alibi"), tmp_path / "cut")
-    weights = cut / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    assert_refused(OSError, "cut", lambda: hf_posenc.from_pretrained(cut))
-
-
-def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
-    folder = written(Pair("llama", "alibi"), tmp_path)
-    (folder / "model.safetensors").unlink()
-    torch.save(Pair("llama", "alibi").stock().state_dict(), folder / "pytorch_model.bin")
-    assert_refused(OSError, "safetensors", lambda: hf_posenc.from_pretrained(folder))
-
-
-def test_an_unwritable_folder(tmp_path: Path) -> None:
-    model = patch_model(tiny_model("llama"), "alibi")
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    for path in (blocked, blocked / "below"):
-        assert_refused(OSError, f"{path}|write", lambda p=path: save_pretrained(model, p), model)
-    if os.geteuid() != 0:  # root may write anywhere
-        locked = tmp_path / "locked"
-        locked.mkdir(mode=0o500)
-        assert_refused(OSError, "locked|write", lambda: save_pretrained(model, locked / "model"), model)
-
-
-def test_an_adapter_without_its_record(tmp_path: Path) -> None:
-    """PEFT's own `save_pretrained` keeps no config; a guess would be wrong without a word."""
-    from peft import LoraConfig, get_peft_model
-
-    tiny_model("llama").save_pretrained(tmp_path / "base")
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    model = get_peft_model(patch_model(base, "alibi"), LoraConfig(target_modules=["q_proj"]))
-    model.save_pretrained(tmp_path / "adapter")
-    folder = tmp_path / "adapter"
-    assert_refused(OSError, "posenc_config.json|encoding=", lambda: hf_posenc.from_pretrained(folder))
-    assert get_encoding(hf_posenc.from_pretrained(folder, encoding="alibi")) == get_encoding(model)
-    (folder / "posenc_config.json").write_text("{")
-    assert_refused(OSError, "posenc_config.json", lambda: hf_posenc.from_pretrained(folder))
-
-
-# --- a transaction ---------------------------------------------------------------------------------------------------
-
-
-ERRORS = [AssertionError("no effect"), KeyboardInterrupt(), PosencError("no"), RuntimeError("out of memory")]
-
-
-@pytest.mark.parametrize(("pair", "error"), [(p, ERRORS[i % 4]) for i, p in enumerate(PAIRS)], ids=str)
-def test_a_failed_proof_rolls_back(pair: Pair, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = pair.stock()
-    was, want = snapshots.of_model(model), logits(model, tiny_ids(LENGTH))
-
-    def fail(*_: Any) -> None:
-        assert snapshots.of_model(model) != was, "the proof is made on the changed model"
-        raise error
-
-    monkeypatch.setattr(type(find_patch(pair.host)), "prove", fail)
-    with pytest.raises(type(error)):
-        patch_model(model, pair.name, **pair.options)
-    monkeypatch.undo()
-    assert snapshots.of_model(model) == was and get_encoding(model) is None
-    assert torch.equal(logits(model, tiny_ids(LENGTH)), want)
-    patch_model(model, pair.name, **pair.options)
-    assert torch.equal(logits(model, tiny_ids(70)), logits(pair.patched(), tiny_ids(70)))
-
-
-def test_an_encoding_that_lies_is_found_out() -> None:
-    """The proof compares the host's frequencies with the encoding's own formula."""
-
-    class Broken(Yarn):
-        name = "yarn"
-
-        def inv_freq(self, dim: int) -> Any:
-            inv_freq, scale = super().inv_freq(dim)
-            return inv_freq * 1.01, scale
-
-    model = tiny_model("llama")
-    assert_refused(AssertionError, "differ|put back", lambda: patch_model(model, Broken(factor=4)), model)
-
-
-def test_every_patch_is_in_the_table() -> None:
-    assert tuple(sorted(PATCHES)) == tuple(sorted(HOSTS))
-    assert isinstance(get_encoding(patch_model(copy.deepcopy(_shared("llama")), "nope")), Encoding)
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the most elements any operation gave out."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.numel() > self.elements:
-                # a view that repeats its elements takes no memory
-                held = tensor.untyped_storage().nbytes() // tensor.element_size()
-                self.elements = max(self.elements, min(held, tensor.numel()))
-        return out
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("host", HOSTS)
-def test_alibi_never_makes_a_bias_of_heads_by_n_by_n(host: str, padded: bool) -> None:
-    n, heads = 512, 4
-    model, ids = patch_model(tiny_model(host), "alibi"), tiny_ids(n)
-    mask = (torch.arange(n + 1) >= 100 * padded).long()[None]
-    with torch.no_grad(), LargestTensor() as forward:
-        out = model(input_ids=ids, attention_mask=mask[:, :n], use_cache=True)
-    with torch.no_grad(), LargestTensor() as step:
-        model(input_ids=ids[:, :1], attention_mask=mask, use_cache=True, **{cache_name(model): out[cache_name(model)]})
-    assert forward.elements < heads * n * n, "no mask for every head"
-    assert step.elements < 4 * n * 64
-    if not padded and host != "bloom":
-        assert forward.elements < n * n, "no mask at all"

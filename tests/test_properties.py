@@ -165,9 +165,6 @@ def test_dynamic_encodings_in_each_segment(pair: Pair) -> None:
         assert scale == pytest.approx(wanted_scale)
 
 
-# --- numbers to be met -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("dim", "theta", "length", "truncate", "want"),
     [
