@@ -76,7 +76,7 @@ def from_pretrained(
         return load_new_table(path, config, recorded, wanted, auto_class, kwargs)
     restore_base(config, saved)
     with unknown_table_expected():
-        model = load_weights(auto_class, path, config, {"use_safetensors": True, **kwargs})
+        model = load_weights(auto_class, path, config, kwargs)
     patch_model(model, recorded if wanted is None else wanted)
     if wanted is None:
         fill_table(model, path, hub)
@@ -136,7 +136,9 @@ def load_config(path: str, kwargs: dict[str, Any]) -> Any:
 
 
 def load_weights(auto_class: Any, path: str, config: Any, kwargs: dict[str, Any]) -> Any:
-    """The stock loader, with an error of ours that names the folder."""
+    """The stock loader, for safetensors alone, with an error of ours that names the folder."""
+    if not kwargs.get("gguf_file"):
+        kwargs = {**kwargs, "use_safetensors": True}  # whatever the caller says: other files would be unpickled
     try:
         return auto_class.from_pretrained(path, config=config, **kwargs)
     except (OSError, SafetensorError) as error:
@@ -159,7 +161,7 @@ def load_new_table(
         )
     raw = config.hf_posenc
     delattr(config, record.KEY)
-    model = load_weights(auto_class, path, config, {"use_safetensors": True, **kwargs})
+    model = load_weights(auto_class, path, config, kwargs)
     patch, backbone = find_backbone(model)
     install(model, patch, backbone, Learned())
     state: PatchState = backbone._posenc_state
@@ -200,6 +202,8 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
     from peft import PeftConfig, PeftModel
 
     beside = path / POSENC_CONFIG
+    if not (path / "adapter_model.safetensors").is_file():
+        raise CheckpointError(f"{path} holds no adapter_model.safetensors; adapters are read from safetensors only")
     if wanted is None:
         if not beside.is_file():
             raise CheckpointError(
@@ -238,8 +242,10 @@ def read_beside(file: Path) -> Encoding:
 def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> None:
     """`model.save_pretrained(path)` with the record beside it, which an adapter's folder would otherwise lack.
 
-    Raises `CheckpointError` where the folder cannot be written.
+    Raises `CheckpointError` where the folder cannot be written, `OptionError` for `safe_serialization=False`.
     """
+    if kwargs.get("safe_serialization") is False:
+        raise OptionError("safe_serialization=False would write a pickle; weights are written as safetensors only")
     _, backbone = find_backbone(model)
     folder = Path(path)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +75,7 @@ def list_command(
     from hf_posenc import report
 
     if not architectures:
-        return _print(report.encodings_table())
+        return _print(*report.encodings_table())
     table, reasons = report.support_table()
     return _print(table, *reasons)
 
@@ -106,12 +107,24 @@ def patch(
     create(encoding, **options)  # a misspelt name is met before a large model is loaded
     folder = report.prepare_folder(out)
     tokenizer = load_tokenizer(model, gguf_file=gguf_file)
+    held = _held(model)
+    if held:
+        typer.echo(f"hf-posenc: {model} holds {held}: out it goes, {encoding} comes in, from the trained length")
     loaded = load_model(model, encoding=encoding, options=options, dtype=dtype, device="cpu", gguf_file=gguf_file)
     if check:
         _require(hf_posenc.verify(loaded, tokenizer))
     loaded.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _print(f"saved to {folder}", *_readers(loaded, folder))
+
+
+def _held(model: str) -> str | None:
+    """The encoding that a local folder was saved with, if any, in words."""
+    from hf_posenc.evaluate.loading import resolve_model
+
+    file = Path(resolve_model(model), "config.json")
+    raw = json.loads(file.read_text()).get("hf_posenc") if file.is_file() else None
+    return f"{raw.get('encoding')} {raw.get('options')}" if isinstance(raw, dict) else None
 
 
 def _require(verification: Any) -> None:

@@ -23,8 +23,8 @@ def check_reach(positions: Tensor, rows: int) -> None:
         outside = high if high >= rows else low
         raise ReachError(
             f"position {outside} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the "
-            "input, stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), or use an "
-            "encoding that has no end, such as 'rope' or 'alibi'"
+            "input, stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), after "
+            "unpatch_model where it is patched already, or use an encoding that has no end, such as 'rope' or 'alibi'"
         )
 
 
@@ -131,3 +131,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """The host library's own bars for reading and writing weights left out, where they would break ours."""
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

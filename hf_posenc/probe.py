@@ -13,9 +13,11 @@ from transformers import DynamicCache
 from .encodings import Alibi, Learned, Rotation, Segmented
 from .errors import EffectError, UnsupportedError
 from .formulas import check_numbers
+from .modules import quiet_loading
 from .patches import Patch
 from .patching import PatchState
 from .positions import cache_argument
+from .registry import ENCODINGS
 
 PROBE = 48  # tokens; enough for a few steps on either side of a segment's end
 SAVE_LIMIT = 2 * 2**30  # bytes of weights above which nothing is written to disk unless asked
@@ -199,7 +201,9 @@ class Probe:
         """The logits after a trip to disk."""
         from .checkpoint import from_pretrained
 
-        name = "save → load"
+        name, encoding = "save → load", self.state.encoding
+        if encoding.name not in ENCODINGS:
+            return Check(name, None, None, None, f"{encoding.name} has no row in the registry: no folder can name it")
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())
         if save is False:
             return Check(name, None, None, None, "save=False")
@@ -210,7 +214,7 @@ class Probe:
         if self.model.__class__.__module__.startswith("peft"):
             return Check(name, None, None, None, "an adapter: see hf_posenc.save_pretrained")
         before = self.logits(self.ids, position_ids=self.positions)
-        with tempfile.TemporaryDirectory() as folder:
+        with quiet_loading(), tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             dtype = next(self.model.parameters()).dtype
             again = from_pretrained(folder, dtype=dtype, auto_class=type(self.model)).to(self.ids.device)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hf_posenc.evaluate.cells import CompareRow, Comparison
 
 COLUMNS = ("encoding", "options", "length", "tokens", "ppl", "ppl_tail", "seconds", "peak_memory_bytes", "error")
+SHARED_OPTIONS = ("rope_theta", "original_max_position_embeddings")
 NO_PLOT = "matplotlib is not installed: no plot will be made, JSON and CSV only (pip install 'hf-posenc[report]')"
 
 
@@ -151,9 +152,17 @@ def plot_rows(axes: Any, comparison: Comparison, figure: str, title: str | None 
         points = [(row.length, getattr(row, figure)) for row in rows if row.label == label and row.error is None]
         points = [(length, value) for length, value in points if value is not None and math.isfinite(value)]
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+            alone = (
+                {"marker": "*", "markersize": 11, "zorder": 5} if len(points) == 1 else {"marker": "o", "markersize": 3}
+            )
+            axes.plot(*zip(*points, strict=True), label=label, **alone)
     default = "perplexity, whole" if figure == "ppl" else f"perplexity, last {header['tail']} tokens"
-    axes.set_title(title or f"{header['model']}: {default}", fontsize=10)
+    low, high = axes.get_ylim()
+    if high / low < 5:  # within less than a decade the steps of a log axis would leave one number or none
+        from matplotlib.ticker import MaxNLocator
+
+        axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+    axes.set_title(title or f"{header['model'].rpartition('/')[2]}\n{default}", fontsize=9)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7 if len(labels) <= 10 else 5)
 
@@ -209,18 +218,42 @@ def error_lines(rows: Sequence[CompareRow]) -> list[str]:
     return [f"{row.label} at {row.length}: {row.error}" for row in rows if row.error is not None]
 
 
-def encodings_table() -> Table:
-    """Every encoding with its seam, its options and its source."""
+def option_lines(row: Any) -> list[str]:
+    """One line an option: required, its default, or its choices."""
+    from dataclasses import MISSING, fields
+    from typing import Literal, get_args, get_origin, get_type_hints
+
+    hints, lines = get_type_hints(row.cls), []
+    for field in fields(row.cls):
+        if field.name in SHARED_OPTIONS:
+            continue
+        kinds = get_args(hints[field.name]) or (hints[field.name],)
+        kinds = (hints[field.name],) if get_origin(hints[field.name]) is Literal else kinds
+        choices = [str(c) for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+        default = "" if field.default in (MISSING, None) else f"={field.default}"
+        note = " (required)" if field.default is MISSING else f" ({' | '.join(choices)})" if choices else ""
+        lines.append(f"{field.name}{default}{note}")
+    return lines
+
+
+def encodings_table() -> tuple[Table, str]:
+    """Every encoding with its seam, its options and its source, and what goes for all rotations."""
     from rich.table import Table
 
     import hf_posenc
 
     table = Table(title="Encodings: hf_posenc.patch_model(model, NAME, **options)", title_justify="left")
-    for column in ("name", "seam", "options", "what it does", "source"):
-        table.add_column(column, overflow="fold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("options", no_wrap=True)
+    for column in ("what it does", "source"):
+        table.add_column(column)
     for row in hf_posenc.list_encodings():
-        table.add_row(row.name, row.seam, ", ".join(row.options), row.summary, row.paper)
-    return table
+        table.add_row(row.name, "\n".join(option_lines(row)), f"{row.seam}: {row.summary}", row.paper)
+    shared = (
+        "Every rotation also takes rope_theta (default: the host's) and original_max_position_embeddings, the trained "
+        "length (default: the config's; BLOOM states none)."
+    )
+    return table, shared
 
 
 def support_table() -> tuple[Table, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ def verify(model: Any, tokenizer: Any = None, progress: bool = True, save: bool 
     ]
     rows = []
     with evaluating(model), torch.no_grad():
-        for check in tqdm(checks, desc="verify", disable=not progress, leave=False):
+        for check in tqdm(checks, desc="verify", disable=not progress or not sys.stderr.isatty(), leave=False):
             try:
                 rows.append(check())
             except StateError as error:  # a hook or a layer of the patch is gone: that is an answer, too

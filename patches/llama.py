@@ -27,7 +27,7 @@ class SilentLlamaRotaryEmbedding(ExactBuffers, LlamaRotaryEmbedding):
     """Llama's own asked for position 0 only: cos = 1, sin = 0."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = super().forward(x, position_ids * 0)
+        cos, sin = super().forward(x, position_ids * 0)  # over its own factor: the host's config may be YaRN's
         return cos / self.attention_scaling, sin
 
 
@@ -81,7 +81,7 @@ class LlamaPatch(Patch):
         ledger.set_module(backbone, "rotary_emb", silent)
         if in_attention(encoding):
             describe_calls(backbone, encoding, self.geometry(backbone), ledger)
-        elif encoding.seam == "embedding":
+        elif encoding.seam == "embedding":  # and nope is silence alone
             add_to_embedding(backbone, backbone.layers[0], encoding, self.geometry(backbone), position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())
 

@@ -60,6 +60,6 @@ def test_a_sentence_about_a_table_that_ends() -> None:
     assert "table ends at 256" in sentence(made)
 
 
-def test_the_passkey_sentence_names_the_best() -> None:
+def test_the_passkey_sentence_counts_them_best_first() -> None:
     made = [PasskeyRow("none", 512, 4, 0.0), PasskeyRow("yarn", 512, 4, 0.75), PasskeyRow("linear", 512, 4, error="x")]
-    assert "finds 0% of them and yarn, the best here, 75%" in passkey_sentence(made)
+    assert "4 keys of five digits hidden in 512 tokens are found: yarn 3, none 0" in passkey_sentence(made)

@@ -42,5 +42,12 @@ def test_links_lead_somewhere() -> None:
         assert (README.parent / target).exists(), target
 
 
+def test_nothing_is_left_to_be_filled_in() -> None:
+    for file in (README, README.parent / "benchmarks" / "README.md"):
+        text = file.read_text()
+        assert not re.search(r"<!-- ([a-z ]+) -->\s*<!-- end of \1 -->", text), file.name
+        assert "<!-- tables:" not in text, file.name
+
+
 if __name__ == "__main__":
     README.write_text(TABLE.sub(lambda m: m[1] + support_table() + m[3], README.read_text()))

@@ -41,6 +41,12 @@ LINES: dict[ModelName, str] = {
 }
 
 
+INTRODUCTION = (
+    f"Three models of 1 to 2 million parameters, trained on {TRAINED} bytes, read up to {LENGTHS[-1]}, untuned.\n"
+    "none is the model as it is. linear, and alibi with a factor, are made to be fine-tuned; here they are not."
+)
+
+
 @dataclass(frozen=True)
 class PasskeyRow:
     """Share of passkeys found under one encoding at one length; None and `error` where it could not be measured."""
@@ -139,9 +145,10 @@ def sentence(rows: Sequence[CompareRow]) -> str:
     own = {row.length: row for row in rows if row.label == rows[0].label}
     near = f"{own[shortest].ppl_tail:.3g} at {shortest} tokens"
     start = f"Perplexity of the last {TAIL} tokens with {rows[0].label}: {near}"
-    if own[longest].error:
-        return f"{start}; its table ends at {TRAINED} and reads no further. Resized it does: {far}, {extremes}."
     cost = next(row.ppl_tail for row in rows if row.length == shortest and row.label == best.label)
+    if own[longest].error:
+        end = f"its table ends at {TRAINED} and reads no further. Resized it does: {far}, {extremes}"
+        return f"{start}; {end}. At {shortest} tokens {best.label} has {cost:.3g}."
     there = f"there it is {extremes}. At {shortest} tokens {best.label} has {cost:.3g}."
     return f"{start}, {own[longest].ppl_tail:.3g} {far}; {there}"
 
@@ -149,12 +156,9 @@ def sentence(rows: Sequence[CompareRow]) -> str:
 def passkey_sentence(rows: Sequence[PasskeyRow]) -> str:
     """What the passkey table shows."""
     longest = max(row.length for row in rows)
-    far = {row.label: row.accuracy for row in rows if row.length == longest and row.accuracy is not None}
-    best = max(far, key=lambda label: far[label])
-    return (
-        f"Asked for five digits hidden in {longest} tokens, the unpatched model finds {far.get('none', 0):.0%} of them "
-        f"and {best}, the best here, {far[best]:.0%}."
-    )
+    found = [(row.label, round((row.accuracy or 0) * row.samples)) for row in rows if row.length == longest]
+    told = ", ".join(f"{label} {count}" for label, count in sorted(found, key=lambda pair: -pair[1]))
+    return f"Of {rows[0].samples} keys of five digits hidden in {longest} tokens are found: {told}."
 
 
 def passkey_table(rows: Sequence[PasskeyRow]) -> Any:
@@ -177,13 +181,19 @@ def plot_passkey(axes: Any, rows: Sequence[PasskeyRow]) -> None:
     axes.legend(fontsize=7)
 
 
+def drawn(made: Comparison) -> Comparison:
+    """The rows for a small panel: of a table resized by two factors, the larger."""
+    kept = [row for row in made.rows if row.encoding != "learned" or row.options.get("factor") == 4]
+    return Comparison(made.header, kept)
+
+
 def _write(folder: Path, results: dict[ModelName, Comparison], passkeys: list[PasskeyRow], text: str) -> None:
     for name, comparison in results.items():
         more = {"passkey": [asdict(row) for row in passkeys]} if name == "llama" else {}
         report.write_report(report.prepare_folder(folder / name), comparison, **more)
     report.write_atomically(folder / "demo.txt", text.encode())
     if report.can_plot():
-        panels = [partial(report.plot_rows, comparison=made, figure="ppl_tail") for made in results.values()]
+        panels = [partial(report.plot_rows, comparison=drawn(made), figure="ppl_tail") for made in results.values()]
         panels.insert(1, partial(plot_passkey, rows=passkeys))
         report.write_atomically(folder / "demo.png", report.figure_bytes(panels, columns=2))
 
@@ -204,6 +214,7 @@ def run_demo(out: str | Path, *, size: Size = Size(), progress: bool = True) -> 
             results[name], found = measure_model(name, size, advance)
             passkeys += found
     console = report.console(record=True)
+    console.print(INTRODUCTION, "", sep="\n")
     for name, comparison in results.items():
         console.print(*report.comparison_tables(comparison), sep="\n")
         errors = report.error_lines(comparison.rows)

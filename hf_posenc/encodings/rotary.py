@@ -127,7 +127,11 @@ class Ntk(ScaledRotation):
 
 @dataclass(frozen=True, kw_only=True)
 class NtkByParts(ScaledRotation):
-    """YaRN's frequencies without its temperature (Peng et al. 2023, 2309.00071, 3.2)."""
+    """YaRN's frequencies without its temperature (Peng et al. 2023, 2309.00071, 3.2).
+
+    Pairs that turn more than `beta_fast` times within L are kept, those that turn less than `beta_slow` times are
+    interpolated, with a ramp between; `truncate` rounds the ramp's ends outwards to whole pairs.
+    """
 
     name: ClassVar[str] = "ntk_by_parts"
     beta_fast: float = 32

@@ -24,6 +24,9 @@ def resolve_model(name: str) -> str:
         if short is None:
             raise unknown("embedded model", name.removeprefix(DEMO), MODEL_NAMES)
         return str(model_path(short))
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not any(folder.glob("*.json")) and not any(folder.glob("*.gguf")):
+        raise CheckpointError(f"{name} is a folder but holds no config.json, so no model was saved there")
     if not Path(name).expanduser().exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise CheckpointError(f"no such folder: {name}")
     return str(Path(name).expanduser()) if name.startswith("~") else name
@@ -91,7 +94,7 @@ def load_tokenizer(name: str, *, gguf_file: str | None = None) -> Any:
     kwargs = {"gguf_file": gguf_file} if gguf_file else {}
     try:
         return AutoTokenizer.from_pretrained(resolve_model(name), **kwargs)
-    except CheckpointError:
+    except PosencError:
         raise
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointError(f"cannot load a tokenizer from {name!r}: {_first_line(error)}") from error

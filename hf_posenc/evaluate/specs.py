@@ -123,7 +123,9 @@ def resolve_specs(specs: Iterable[EncodingSpec], factor: float | None) -> list[E
         create(spec.name, **spec.options)
         resolved.append(spec)
     if not taken:
-        raise OptionError(f"factor {factor} is given, but none of {', '.join(s.name for s in resolved)} takes one")
+        raise OptionError(
+            f"factor {factor} is given, but no encoding here takes one: {', '.join(s.name for s in resolved)}"
+        )
     return resolved
 
 
