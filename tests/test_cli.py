@@ -147,7 +147,7 @@ def test_compare_says_before_the_run_that_there_will_be_no_plot(
         (("patch", "demo:llama", "yarn", "--factor", 2, "--out", "TEXT/below-a-file"), "cannot write"),
         (("patch", "demo:lama", "yarn", "--factor", 2, "--out", "OUT"), "did you mean 'llama'"),
         (("patch", "./no-such-folder", "yarn", "--factor", 2, "--out", "OUT"), "no such folder"),
-        (("patch", "EMPTY", "yarn", "--factor", 2, "--out", "OUT"), "cannot load"),
+        (("patch", "EMPTY", "yarn", "--factor", 2, "--out", "OUT"), "holds no config.json"),
         (("patch", "demo:llama", "yarn", "--factor", 2, "--dtype", "float7", "--out", "OUT"), "unknown dtype"),
         (("verify", "demo:llama", "--factor", 2), "without --encoding"),
         (("verify", "demo:llama", "--encoding", "nope", "--factor", 2), "factor"),
