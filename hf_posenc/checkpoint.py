@@ -202,8 +202,6 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
     from peft import PeftConfig, PeftModel
 
     beside = path / POSENC_CONFIG
-    if not (path / "adapter_model.safetensors").is_file():
-        raise CheckpointError(f"{path} holds no adapter_model.safetensors; adapters are read from safetensors only")
     if wanted is None:
         if not beside.is_file():
             raise CheckpointError(
@@ -217,6 +215,8 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
         raise CheckpointError(f"{path}/adapter_config.json cannot be read: {error}") from error
     if not base:
         raise CheckpointError(f"{path}/adapter_config.json names no base model")
+    if not (path / "adapter_model.safetensors").is_file():
+        raise CheckpointError(f"{path} holds no adapter_model.safetensors; adapters are read from safetensors only")
     model = from_pretrained(base, auto_class=auto_class, **kwargs)
     if get_encoding(model) != wanted:
         model = from_pretrained(base, encoding=wanted, auto_class=auto_class, **kwargs)

@@ -178,7 +178,7 @@ def test_the_factor_goes_to_encodings_that_take_one_and_name_none() -> None:
         ("yarn:factor=0.5", None, OptionError, "factor"),
         ("yarn", math.nan, OptionError, "factor"),
         ("yarn:factor=big", None, PosencError, "factor"),
-        ("none,rope", 2, OptionError, "none of none, rope takes one"),
+        ("none,rope", 2, OptionError, "no encoding here takes one: none, rope"),
     ],
 )
 def test_specs_that_are_refused(text: str, factor: float | None, error: type[Exception], says: str) -> None:

@@ -133,3 +133,22 @@ def test_two_encodings_named_at_once() -> None:
 def test_no_path() -> None:
     with pytest.raises(OptionTypeError, match="None"):
         from_pretrained(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{}, {"use_safetensors": False}, {"encoding": "yarn", "factor": 4}])
+def test_nothing_is_unpickled_whatever_the_caller_says(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was read"))
+    with pytest.raises(CheckpointError, match="safetensors"):
+        from_pretrained(tmp_path, **given)
+
+
+def test_no_pickle_is_written(tmp_path: Path) -> None:
+    model = patch_model(tiny_model("llama"), "alibi")
+    with pytest.raises(PosencError, match="safetensors"):
+        save_pretrained(model, tmp_path, safe_serialization=False)
+    assert not list(tmp_path.iterdir())
