@@ -95,9 +95,10 @@ def test_prompt_lookup(pair: Pair, prompt: int) -> None:
     """Candidates are tried and most of them cropped again: the cache goes back over the ends of segments."""
     model = pair.patched()
     ids = torch.tensor([list(itertools.islice(itertools.cycle([5, 9, 2, 11, 9, 2, 7, 5, 9]), prompt))])
-    no_end = {"eos_token_id": VOCAB}  # a token that never comes: the oldest Transformers wants to be told one here
+    # the oldest Transformers wants to be told an end, here a token that never comes, and may run one token too far
+    no_end = {"eos_token_id": VOCAB}
     looked_up = generate(model, ids, 12, prompt_lookup_num_tokens=5, max_matching_ngram_size=1, **no_end)
-    assert torch.equal(looked_up, generate(model, ids, 12))
+    assert torch.equal(looked_up[:, :12], generate(model, ids, 12))
 
 
 def left_padded(*rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
