@@ -42,9 +42,9 @@ class EffectError(PosencError, AssertionError):
     """A patch was applied and did not do what its formula says; it has been rolled back."""
 
 
-def unknown(kind: str, name: object, allowed: Iterable[str]) -> UnknownNameError:
-    """The error for a misspelt `name`, with the nearest allowed one and the whole list."""
+def unknown(kind: str, name: object, allowed: Iterable[str], near: str | None = None) -> UnknownNameError:
+    """The error for a misspelt `name`, with the one that is meant (or is spelt most alike) and the whole list."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = near or next(iter(difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)), None)
+    hint = f"; did you mean {near!r}?" if near else ""
     return UnknownNameError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")

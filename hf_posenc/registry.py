@@ -124,11 +124,7 @@ def create(encoding: str | Encoding, /, **options: Any) -> Encoding:
 
 
 def _unknown_option(row: EncodingRow, option: str) -> Exception:
-    usual = _TAKEN_FROM_OTHERS.get(option)
-    if usual in row.options:
-        return unknown(f"option of {row.name}", option, row.options).__class__(
-            f"unknown option of {row.name} {option!r}; did you mean {usual!r}? (known: {', '.join(row.options)})"
-        )
     if not row.options:
         return OptionError(f"{row.name} takes no options, got {option!r}")
-    return unknown(f"option of {row.name}", option, row.options)
+    usual = _TAKEN_FROM_OTHERS.get(option)
+    return unknown(f"option of {row.name}", option, row.options, near=usual if usual in row.options else None)
