@@ -35,7 +35,9 @@ class Verification:
         marks = {True: "ok", False: "FAILED", None: "not made"}
         lines = [("check", "", "figure", "limit", "")]
         for row in self.rows:
-            figure, limit = (f"{n:.2g}" if n is not None else "" for n in (row.figure, row.limit))
+            figure, limit = (
+                "" if n is None else f"{n:.0f}" if n >= 100 else f"{n:.2g}" for n in (row.figure, row.limit)
+            )
             lines.append((row.name, marks[row.passed], figure, limit, row.detail))
         widths = [max(len(line[i]) for line in lines) for i in range(5)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
