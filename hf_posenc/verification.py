@@ -35,12 +35,17 @@ class Verification:
         marks = {True: "ok", False: "FAILED", None: "not made"}
         lines = [("check", "", "figure", "limit", "")]
         for row in self.rows:
-            figure, limit = (
-                "" if n is None else f"{n:.0f}" if n >= 100 else f"{n:.2g}" for n in (row.figure, row.limit)
-            )
+            figure, limit = (short(number) for number in (row.figure, row.limit))
             lines.append((row.name, marks[row.passed], figure, limit, row.detail))
         widths = [max(len(line[i]) for line in lines) for i in range(5)]
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)
+
+
+def short(number: float | None) -> str:
+    """Two digits of a figure; a count of hundreds in full."""
+    if number is None:
+        return ""
+    return f"{number:.0f}" if number >= 100 else f"{number:.2g}"
 
 
 def verify(model: Any, tokenizer: Any = None, progress: bool = True, save: bool | None = None) -> Verification:
