@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .encodings import Alibi, Encoding, Learned, Rotation, Segmented, Sinusoidal
+from .modules import AddVectors
 from .positions import Call, DescribeCall
 
 PHASE_LIMIT = 1e-2  # radians at the furthest position checked
@@ -38,10 +39,37 @@ def check_numbers(backbone: Any, encoding: Encoding) -> Row:
         table = (getattr(backbone, "posenc", None) or backbone.wpe).weight
         return NAME, bool(table.isfinite().all()), None, None, f"a trained table of {len(table)} rows, all finite"
     if isinstance(encoding, Sinusoidal):
-        rms = float(encoding.vectors(positions[0], backbone.config.hidden_size).pow(2).mean().sqrt())
-        wanted = float(encoding.scale) / 2**0.5
-        return NAME, abs(rms / wanted - 1) < 0.2, rms, None, f"root mean square of the vectors, {wanted:.3g} by formula"
+        found = added_vectors(backbone, positions[0])
+        if found is None:
+            return NAME, False, None, None, "no vector is added"
+        wanted = reference_sinusoid(positions[0], found.shape[-1], encoding)
+        worst = float((found.cpu().double() / float(encoding.scale) - wanted).abs().max())
+        limit = 1e-5 if torch.finfo(found.dtype).bits > 16 else 2.0**-7
+        return NAME, worst <= limit, worst, limit, "largest error of an added vector, as a share of the scale"
     return NAME, True, None, None, "no numbers: no positions"
+
+
+def added_vectors(backbone: Any, positions: Tensor) -> Tensor | None:
+    """What is added at `positions` (n,), (n, dim): by the backbone's own table, or by a layer's hook; None by neither."""
+    table = getattr(backbone, "wpe", None)
+    if table is not None:
+        return table(positions.to(table.weight.device))
+    hooks = (hook for module in backbone.modules() for hook in module._forward_pre_hooks.values())
+    adding = next((hook for hook in hooks if isinstance(hook, AddVectors)), None)
+    return None if adding is None else adding.vectors(positions)
+
+
+def reference_sinusoid(positions: Tensor, dim: int, encoding: Sinusoidal) -> Tensor:
+    """Sines and cosines by the definition, one channel after the other, (n, dim) in double; without the scale."""
+    columns = []
+    for channel in range(dim):
+        if encoding.layout == "interleaved":
+            cosine, exponent = channel % 2, 2 * (channel // 2) / dim
+        else:
+            cosine, exponent = channel // (dim // 2), channel % (dim // 2) / (dim // 2 - 1)
+        angle = positions.double() / encoding.base**exponent
+        columns.append(angle.cos() if cosine else angle.sin())
+    return torch.stack(columns, dim=-1)
 
 
 def describe(backbone: Any, positions: Tensor) -> Call:

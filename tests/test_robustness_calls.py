@@ -29,9 +29,6 @@ def left_padded(n: int, padding: int) -> Tensor:
     return mask
 
 
-# --- 16 bits ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("host", HOSTS)
 def test_alibi_under_autocast(host: str) -> None:
     """As close to float32 as the same model is without any positions: the bias itself loses nothing."""
@@ -69,9 +66,6 @@ def test_alibi_over_eager_equals_sdpa(host: str) -> None:
     padded = (logits(model, ids, attention_mask=mask)[:, 13:] for model in (eager, sdpa))
     assert_same(*padded)
     assert_same(in_pieces(eager, ids, [40, 15, 1, 1, 3], attention_mask=mask)[:, 13:], logits(sdpa, ids[:, 13:]))
-
-
-# --- compiled, and what BLOOM hands down -----------------------------------------------------------------------------
 
 
 def test_compiled_bloom_of_many_lengths_then_padded() -> None:
@@ -126,9 +120,6 @@ def test_bloom_position_ids_through_peft() -> None:
     assert_same(logits(merged, ids, position_ids=positions), want)
     unpatch_model(merged)
     assert torch.equal(logits(merged, ids), logits(tiny_model("bloom"), ids))
-
-
-# --- moved, masked, reordered ----------------------------------------------------------------------------------------
 
 
 LISTS = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}

@@ -101,9 +101,6 @@ def test_broken_adapter_config(text: str, tmp_path: Path) -> None:
         from_pretrained(tmp_path)
 
 
-# --- options that are too much ---------------------------------------------------------------------------------------
-
-
 LISTS = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
 TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
     ("longrope", {"factor": 4, "original_max_position_embeddings": 1, **LISTS}),

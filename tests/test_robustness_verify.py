@@ -27,9 +27,6 @@ def result(report: Verification, name: str) -> bool | None:
     return next(row.passed for row in report.rows if row.name == name)
 
 
-# --- verify ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("host, name", [("llama", "alibi"), ("llama", "dynamic_yarn"), ("gpt2", "alibi")])
 def test_verify_after_another_attention_was_chosen(host: str, name: str) -> None:
     model = patch_model(tiny_model(host), name)
@@ -122,9 +119,6 @@ def test_verify_leaves_every_mode_as_it_was() -> None:
     assert modes(model) == was and not was["model.layers.0.mlp"] and was["model.layers.1"]
 
 
-# --- a patched model's config, edited --------------------------------------------------------------------------------
-
-
 def test_unpatch_keeps_what_was_edited_meanwhile(tmp_path: Path) -> None:
     model: Any = patch_model(tiny_model("llama"), "yarn", factor=4)
     model.resize_token_embeddings(120)
@@ -164,3 +158,21 @@ def test_unpatch_without_edits_leaves_the_config_as_it_was(host: str, name: str)
     unpatch_model(model)
     assert model.config is config and vars(config) == attributes
     assert snapshots.of_model(model) == was
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concat"])
+@pytest.mark.parametrize("host", ["llama", "gpt2", "bloom"])
+def test_verify_sees_that_a_sinusoid_is_off(host: str, layout: str) -> None:
+    """The vectors that a call really adds, against the definition: another base, scale or order of channels shows."""
+    model = patch_model(tiny_model(host), "sinusoidal", layout=layout, base=5000.0, scale=0.7)
+    assert result(checked(model), "numbers = formula") is True
+    backbone = model.transformer if host != "llama" else model.model
+    owner: Any = backbone.wpe if host == "gpt2" else None
+    if owner is None:
+        first = (backbone.layers if host == "llama" else backbone.h)[0]
+        owner = next(hook for hook in first._forward_pre_hooks.values() if isinstance(hook, AddVectors)).vectors
+    right = owner.encoding
+    other = "concat" if layout == "interleaved" else "interleaved"
+    for wrong in (right.but(base=5050.0), right.but(scale=0.71), right.but(layout=other)):
+        owner.encoding = wrong
+        assert result(checked(model), "numbers = formula") is False
