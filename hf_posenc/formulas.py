@@ -50,7 +50,7 @@ def check_numbers(backbone: Any, encoding: Encoding) -> Row:
 
 
 def added_vectors(backbone: Any, positions: Tensor) -> Tensor | None:
-    """What is added at `positions` (n,), (n, dim): by the backbone's own table, or by a layer's hook; None by neither."""
+    """What is added at `positions` (n,), (n, dim): by the backbone's own table, by a layer's hook, or None."""
     table = getattr(backbone, "wpe", None)
     if table is not None:
         return table(positions.to(table.weight.device))
