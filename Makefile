@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: demo test test-oldest lint bench clean
+.PHONY: demo test test-all test-oldest lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hf-posenc demo --out demo-results
 
 test: $(VENV)/.installed
 	$(PYTEST)
+
+# Every pair of an architecture and an encoding, too; up to an hour on two cores.
+test-all: $(VENV)/.installed
+	$(PYTEST) -m ''
 
 # The oldest Transformers that is claimed to work, in an environment of its own.
 OLDEST := 5.4.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
 
-    from hf_posenc.evaluate.cells import CompareRow, Comparison
+    from hf_posenc.evaluate.results import CompareRow, Comparison
 
 COLUMNS = ("encoding", "options", "length", "tokens", "ppl", "ppl_tail", "seconds", "peak_memory_bytes", "error")
 SHARED_OPTIONS = ("rope_theta", "original_max_position_embeddings")
@@ -78,7 +78,7 @@ def json_bytes(value: Any) -> bytes:
 def csv_bytes(rows: Sequence[CompareRow]) -> bytes:
     """One line a cell; options as JSON."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow(asdict(row) | {"options": json.dumps(json_safe(row.options))})

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_posenc.demo.run import TAIL, PasskeyRow, Size, best_and_worst, passkey_sentence, run_demo, sentence
-from hf_posenc.evaluate.cells import CompareRow
+from hf_posenc.evaluate.results import CompareRow
 
 SMALL = Size(lengths=(128, 288), passkey_lengths=(128,), documents=1, samples=1)
 

@@ -25,11 +25,11 @@ from hf_posenc.errors import (
     UnsupportedError,
 )
 from hf_posenc.evaluate import cells
-from hf_posenc.evaluate.cells import CompareRow, Comparison
 from hf_posenc.evaluate.compare import compare, parse_lengths, run_comparison
 from hf_posenc.evaluate.memory import is_out_of_memory, peak_memory
 from hf_posenc.evaluate.passkey import passkey_accuracy
 from hf_posenc.evaluate.perplexity import ppl, ppl_tail, table_reach, token_nll
+from hf_posenc.evaluate.results import CompareRow, Comparison
 from hf_posenc.evaluate.specs import EncodingSpec, parse_specs, resolve_specs
 
 TEXT = "The number of Ada is 12345. The blue door moves under the stars. " * 4

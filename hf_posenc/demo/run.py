@@ -16,10 +16,11 @@ from hf_posenc import report
 from hf_posenc.demo import ModelName
 from hf_posenc.errors import PosencError
 from hf_posenc.eval_tasks.text import document
-from hf_posenc.evaluate.cells import CompareRow, Comparison, apply, cell_progress, measure, try_patches
+from hf_posenc.evaluate.cells import apply, cell_progress, measure, try_patches
 from hf_posenc.evaluate.compare import conditions
 from hf_posenc.evaluate.loading import load_model, load_tokenizer
 from hf_posenc.evaluate.passkey import passkey_accuracy
+from hf_posenc.evaluate.results import CompareRow, Comparison
 from hf_posenc.evaluate.specs import EncodingSpec, parse_specs, resolve_specs
 
 TRAINED = 256

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,36 +13,8 @@ from torch import Tensor
 from hf_posenc.errors import PosencError
 from hf_posenc.evaluate.memory import is_out_of_memory, peak_memory
 from hf_posenc.evaluate.perplexity import check_reach, ppl, token_nll
+from hf_posenc.evaluate.results import CompareRow
 from hf_posenc.evaluate.specs import NONE, EncodingSpec
-
-
-@dataclass(frozen=True)
-class CompareRow:
-    """One cell: an encoding at one length. Perplexities are None where `error` says why there is none."""
-
-    encoding: str
-    options: Mapping[str, Any]
-    length: int
-    tokens: int
-    """Tokens that were scored."""
-    ppl: float | None = None
-    ppl_tail: float | None = None
-    seconds: float | None = None
-    peak_memory_bytes: int | None = None
-    error: str | None = None
-
-    @property
-    def label(self) -> str:
-        """The encoding with its options, for a table or a legend."""
-        return EncodingSpec(self.encoding, self.options).label
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What was measured (`rows`) and under which conditions (`header`, JSON values only)."""
-
-    header: Mapping[str, Any]
-    rows: list[CompareRow] = field(default_factory=list)
 
 
 def apply(model: Any, spec: EncodingSpec) -> Any:

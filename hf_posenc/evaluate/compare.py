@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hf_posenc.errors import OptionError
 from hf_posenc.evaluate import loading
-from hf_posenc.evaluate.cells import CompareRow, Comparison, cell_progress, measure, try_patches
+from hf_posenc.evaluate.cells import cell_progress, measure, try_patches
 from hf_posenc.evaluate.memory import CPU_MEANING, CUDA_MEANING
 from hf_posenc.evaluate.perplexity import is_unpatched
+from hf_posenc.evaluate.results import CompareRow, Comparison
 from hf_posenc.evaluate.specs import check_support, parse_specs, resolve_specs
 
 DEFAULT_TAIL = 1024
