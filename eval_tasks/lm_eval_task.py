@@ -6,8 +6,10 @@ the model's). Metrics have a key a length, `acc_8192`; `by_depth` is a dict {len
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict
 from typing import Any
 
@@ -97,6 +99,11 @@ class LengthTask(ConfigurableTask):
         build: Any = self.config.custom_dataset
         self.dataset = build(**(self.config.metadata or {}))
         self.lengths = sorted(set(self.dataset["test"]["length"]))
+
+    def build_all_requests(self, **kwargs: Any) -> None:
+        """As lm-eval's; without its bar, which is over at once and would break into the run's own."""
+        with redirect_stderr(io.StringIO()):
+            super().build_all_requests(**kwargs)
 
     def construct_requests(self, doc: Row, ctx: Any, **kwargs: Any) -> Any:
         """lm-eval's requests, the room for the answer being the document's own."""

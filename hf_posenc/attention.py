@@ -65,10 +65,16 @@ def attend(
             "a patched attention layer was called without the positions that its model computes; call the whole model, "
             "or unpatch_model() first"
         )
+    if posenc.layers is not None and module.layer_idx not in posenc.layers:
+        return forward(query, key, value, attention_mask, scaling=scaling)
     if posenc.turns:
         return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling)
     if posenc.slopes is not None:
-        if base == "eager":
+        if is_block_mask(attention_mask) and posenc.both_ways:
+            raise UnsupportedError(
+                "a bias on both sides needs a mask of numbers; model.set_attn_implementation('sdpa')"
+            )
+        if base == "eager" or posenc.both_ways:
             attention_mask = dense_bias(posenc, query, key, attention_mask)
             return forward(query, key, value, attention_mask, scaling=scaling)
         return biased(forward, posenc, query, key, value, attention_mask, scaling)
@@ -149,12 +155,15 @@ def biased(
 def dense_bias(call: Call, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """-m_h·(i - j) and the mask, (batch or 1, heads, n, keys) float32: for eager, which makes the scores in the open.
 
-    In float32, so that they are too: a 16-bit score would keep nothing of a bias of hundreds but its first digits.
+    And -m_h·|i - j| where all see all: no product of columns gives that, nor a kernel's causal flag. In float32, so
+    that the scores are too: a 16-bit score would keep nothing of a bias of hundreds but its first digits.
     """
     assert call.slopes is not None
     n, keys = query.shape[2], key.shape[2]
     distance = call.query_positions[..., None] - fitted(call.key_positions, keys)[:, None]
-    if mask is None and n > 1:
+    if call.both_ways:
+        distance = distance.abs()
+    elif mask is None and n > 1:
         mask = causal_mask(n, keys, query.device)
     return bias_in_mask(-call.slopes[None, :, None, None] * distance[:, None].float(), mask, torch.float32)
 

@@ -15,15 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import cached_file
 
 from . import record
+from .auto import register
 from .encodings import Encoding, Learned
 from .errors import CheckpointError, OptionError, OptionTypeError, StateError
 from .ledger import Ledger
+from .marking import MarkedOnDisk, plain
 from .patching import PatchState, drop_spent_quantization, find_backbone, get_encoding, install, patch_model
 from .registry import ENCODINGS, create
 
@@ -65,8 +68,13 @@ def from_pretrained(
         return load_adapter(Path(path), wanted, auto_class, kwargs)
     hub = {key: kwargs[key] for key in _HUB if key in kwargs}
     gguf = {"gguf_file": kwargs["gguf_file"]} if "gguf_file" in kwargs else {}
-    config = copy.deepcopy(kwargs.pop("config", None)) or load_config(path, {**hub, **gguf})
-    saved = record.read(config)
+    found = copy.deepcopy(kwargs.pop("config", None)) or load_config(path, {**hub, **gguf})
+    saved = record.read(found)
+    if saved is None and isinstance(found, MarkedOnDisk):
+        raise CheckpointError(
+            f"{path!r} is marked as patched, and its record in config.json is gone; restore that file"
+        )
+    config = plain(found)
     if saved is None:
         model = load_weights(auto_class, path, config, kwargs)
         drop_spent_quantization(model, model.config, Ledger())  # for good: it can be saved unpatched, too
@@ -129,9 +137,10 @@ def load_config(path: str, kwargs: dict[str, Any]) -> Any:
     """The config of a checkpoint, with an error that names the folder."""
     if os.path.exists(path) and not os.path.isdir(path):
         raise CheckpointError(f"{path} is a file; give the folder of a checkpoint")
+    register()  # architectures that have been added since the import, too
     try:
         return AutoConfig.from_pretrained(path, **kwargs)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise CheckpointError(f"no model could be read from {path!r}: {error}") from error
 
 
@@ -147,7 +156,8 @@ def load_weights(auto_class: Any, path: str, config: Any, kwargs: dict[str, Any]
 
 def holds_new_table(encoding: Encoding, saved: record.Record) -> bool:
     """Whether the checkpoint's own position table is one that the patch made: longer than the base's, or fresh."""
-    return isinstance(encoding, Learned) and "n_positions" in saved.base
+    lengths = {"n_positions", "max_position_embeddings"}
+    return isinstance(encoding, Learned) and not lengths.isdisjoint(saved.base)
 
 
 def load_new_table(

@@ -1,4 +1,4 @@
-"""The command `hf-posenc`: list, patch, verify, compare, eval, demo."""
+"""The command `hf-posenc`: list, patch, verify, compare, eval, finetune, export, demo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hf_posenc.evaluate.cli_compare import compare_command
 from hf_posenc.evaluate.cli_eval import SETTINGS, eval_command
+from hf_posenc.exporting.cli_export import export_command
+from hf_posenc.finetuning.cli_finetune import finetune_command
 
 # Nothing here imports torch at the top: `--help` and completion must answer at once.
 
@@ -144,8 +147,8 @@ def _readers(model: Any, folder: Path) -> list[str]:
         return [f"plain Transformers reads it with its encoding: AutoModelForCausalLM.from_pretrained({str(folder)!r})"]
     return [
         f"read it with hf_posenc.from_pretrained({str(folder)!r})",
-        f"plain Transformers cannot express {saved.name if saved else 'it'}: it would load the same weights with the "
-        f"positions that {model.config.model_type} was built with, and say nothing",
+        f"plain Transformers cannot express {saved.name if saved else 'it'}, and refuses the folder; `hf-posenc export` "
+        "writes one that it loads with no hf_posenc installed",
     ]
 
 
@@ -187,50 +190,6 @@ def verify(
 
 
 @app.command()
-def compare(
-    model: Model,
-    lengths: Annotated[str, typer.Option(help="Lengths in tokens: 2048,8192,12288.")],
-    text: Annotated[Path, typer.Option(help="A UTF-8 text at least as long as the longest length.")],
-    out: Annotated[Path, typer.Option(help="Folder for results.json, results.csv and perplexity.png.")],
-    encodings: Annotated[
-        str,
-        typer.Option(
-            help="none is the unpatched model; options follow a colon: none,linear,yarn:factor=4,beta_fast=16."
-        ),
-    ] = "none,linear,ntk,yarn",
-    factor: Factor = None,
-    tail: Annotated[
-        int | None, typer.Option(help="Tokens of the second figure; by default 1024 or half of the shortest length.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Device = None,
-    gguf_file: Gguf = None,
-) -> None:
-    """Perplexity by length under several encodings, over all tokens and over the last `--tail` of them.
-
-    The cell (encoding, L) is one forward over the first L tokens of the text, tokens 2 to L scored.
-
-    Example: `hf-posenc compare demo:llama --encodings none,linear,ntk,yarn --factor 4 --lengths 256,512,1024
-    --text book.txt --tail 64 --out report`
-    """
-    from hf_posenc import report
-    from hf_posenc.evaluate.compare import run_comparison
-
-    if not report.can_plot():
-        typer.echo(f"hf-posenc: {report.NO_PLOT}", err=True)
-    keywords: dict[str, Any] = {
-        "factor": factor,
-        "tail": tail,
-        "dtype": dtype,
-        "device": device,
-        "gguf_file": gguf_file,
-        "out": out,
-    }
-    comparison = run_comparison(model, None, encodings, lengths=lengths, text=text, **keywords)
-    _print(*report.comparison_tables(comparison), *report.error_lines(comparison.rows), f"written to {out}")
-
-
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the tables, the plots and the figures as JSON.")] = Path(
         "demo-results"
@@ -248,7 +207,10 @@ def demo(
     run_demo(out)
 
 
+app.command("compare")(compare_command)
 app.command("eval", context_settings=SETTINGS)(eval_command)
+app.command("finetune")(finetune_command)
+app.command("export")(export_command)
 
 
 def main() -> None:

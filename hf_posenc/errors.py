@@ -42,6 +42,10 @@ class EffectError(PosencError, AssertionError):
     """A patch was applied and did not do what its formula says; it has been rolled back."""
 
 
+class DivergedError(PosencError, FloatingPointError):
+    """A loss that is no number; says at which step."""
+
+
 def unknown(kind: str, name: object, allowed: Iterable[str], near: str | None = None) -> UnknownNameError:
     """The error for a misspelt `name`, with the one that is meant (or is spelt most alike) and the whole list."""
     names = sorted(allowed)

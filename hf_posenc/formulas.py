@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .encodings import Alibi, Encoding, Learned, Rotation, Segmented, Sinusoidal
-from .modules import AddVectors
+from .modules import AddVectors, SinusoidalEmbedding
+from .patches import Patch
 from .positions import Call, DescribeCall
 
 PHASE_LIMIT = 1e-2  # radians at the furthest position checked
@@ -17,11 +18,11 @@ Row = tuple[str, bool, float | None, float | None, str]
 NAME = "numbers = formula"
 
 
-def check_numbers(backbone: Any, encoding: Encoding) -> Row:
+def check_numbers(backbone: Any, encoding: Encoding, patch: Patch) -> Row:
     """(name, passed, figure, limit, detail) of the tables that a call of this backbone would use."""
     positions = torch.tensor([[0, 1, 2, 777, FURTHEST - 1]])
     if isinstance(encoding, Rotation):
-        worst = max(phase_error(*pair) for pair in tables(backbone, encoding, positions))
+        worst = max(phase_error(*pair) for pair in tables(backbone, encoding, positions, patch))
         return (
             NAME,
             worst <= PHASE_LIMIT,
@@ -33,13 +34,14 @@ def check_numbers(backbone: Any, encoding: Encoding) -> Row:
         call = describe(backbone, positions)
         assert call.slopes is not None
         heads = len(call.slopes)
-        worst = float((call.slopes.cpu().double() * encoding.factor / reference_slopes(heads) - 1).abs().max())
+        wanted = reference_slopes(heads, encoding.alibi_bias_max or 8) * (encoding.scale or 1) / encoding.factor
+        worst = float((call.slopes.cpu().double() / wanted - 1).abs().max())
         return NAME, worst < 1e-6, worst, 1e-6, f"relative error of {heads} slopes"
     if isinstance(encoding, Learned):
-        table = (getattr(backbone, "posenc", None) or backbone.wpe).weight
+        table = patch.table(backbone).weight
         return NAME, bool(table.isfinite().all()), None, None, f"a trained table of {len(table)} rows, all finite"
     if isinstance(encoding, Sinusoidal):
-        found = added_vectors(backbone, positions[0])
+        found = added_vectors(backbone, positions[0], patch)
         if found is None:
             return NAME, False, None, None, "no vector is added"
         wanted = reference_sinusoid(positions[0], found.shape[-1], encoding)
@@ -49,11 +51,11 @@ def check_numbers(backbone: Any, encoding: Encoding) -> Row:
     return NAME, True, None, None, "no numbers: no positions"
 
 
-def added_vectors(backbone: Any, positions: Tensor) -> Tensor | None:
+def added_vectors(backbone: Any, positions: Tensor, patch: Patch) -> Tensor | None:
     """What is added at `positions` (n,), (n, dim): by the backbone's own table, by a layer's hook, or None."""
-    table = getattr(backbone, "wpe", None)
-    if table is not None:
-        return table(positions.to(table.weight.device))
+    table = patch.table(backbone)
+    if isinstance(table, SinusoidalEmbedding):
+        return SinusoidalEmbedding.forward(table, (positions + table.offset).to(table.weight.device))
     hooks = (hook for module in backbone.modules() for hook in module._forward_pre_hooks.values())
     adding = next((hook for hook in hooks if isinstance(hook, AddVectors)), None)
     return None if adding is None else adding.vectors(positions)
@@ -78,15 +80,16 @@ def describe(backbone: Any, positions: Tensor) -> Call:
     return hook.describe({"input_ids": positions, "position_ids": positions})
 
 
-def tables(backbone: Any, encoding: Rotation, positions: Tensor) -> list[tuple[Tensor, Tensor, Tensor, float, Tensor]]:
+def tables(
+    backbone: Any, encoding: Rotation, positions: Tensor, patch: Patch
+) -> list[tuple[Tensor, Tensor, Tensor, float, Tensor]]:
     """(cos, sin, frequencies in double, factor, positions) of each set that a call uses; first half of the channels."""
-    rotary = getattr(backbone, "rotary_emb", None)
-    if rotary is not None and not (isinstance(encoding, Segmented) and encoding.schedule == "segments"):
-        at = positions if not isinstance(encoding, Segmented) else positions.clamp(max=encoding.length - 1)
-        dim = 2 * rotary.inv_freq.shape[0]
-        cos, sin = rotary(torch.zeros(1, device=rotary.inv_freq.device), at.to(rotary.inv_freq.device))
-        inv_freq, scaling = encoding.inv_freq(dim)
-        return [(cos, sin, inv_freq.double(), scaling, at)]
+    at = positions.clamp(max=encoding.length - 1) if isinstance(encoding, Segmented) else positions
+    late = isinstance(encoding, Segmented) and encoding.schedule == "segments"
+    found = None if late else patch.tables(backbone, at)
+    if found is not None:
+        inv_freq, scaling = encoding.inv_freq(2 * found[0].shape[-1])
+        return [(*found, inv_freq.double(), scaling, at)]
     call = describe(backbone, positions)
     if call.cos is not None and call.sin is not None:
         inv_freq, scaling = encoding.inv_freq(call.cos.shape[-1])
@@ -110,11 +113,11 @@ def phase_error(cos: Tensor, sin: Tensor, inv_freq: Tensor, scaling: float, posi
     return float((found - torch.polar(torch.ones_like(angle), angle)).abs().max())
 
 
-def reference_slopes(heads: int) -> Tensor:
+def reference_slopes(heads: int, bias_max: float) -> Tensor:
     """ALiBi's slopes from the definition, in double: the power of two below, then every other one of twice that."""
 
     def power(n: int) -> list[float]:
-        return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
+        return [2.0 ** (-bias_max * (h + 1) / n) for h in range(n)]
 
     below = 1 << (heads.bit_length() - 1)
     return torch.tensor((power(below) + power(2 * below)[::2])[:heads], dtype=torch.float64)

@@ -61,12 +61,12 @@ def turned(
 
 def turn_queries(turn: Turn, query: Tensor, at: Any) -> Tensor:
     """The queries that stand at key slots `at`, turned by one segment's tables."""
-    return rotate(query, turn.cos[:, at], turn.sin[:, at])
+    return rotate(query, turn.cos[:, at], turn.sin[:, at], turn.pairs)
 
 
 def turn_keys(turn: Turn, key: Tensor) -> Tensor:
     """All keys turned by one segment's tables."""
-    return rotate(key, fitted(turn.cos, key.shape[2]), fitted(turn.sin, key.shape[2]))
+    return rotate(key, fitted(turn.cos, key.shape[2]), fitted(turn.sin, key.shape[2]), turn.pairs)
 
 
 def pieces(slots: Tensor, whole: bool) -> list[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import importlib
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,7 +180,5 @@ def swap_class(module: nn.Module, new: type[nn.Module]) -> None:
 def move_accelerate_hook(old: nn.Module, new: nn.Module) -> None:
     """Give accelerate's device hook of `old` to the module that takes its place."""
     if hasattr(old, "_hf_hook") and not hasattr(new, "_hf_hook"):
-        from accelerate.hooks import add_hook_to_module
-
-        hook: Any = old._hf_hook
-        add_hook_to_module(new, hook)
+        hooks = importlib.import_module("accelerate.hooks")  # not `import`: exported models run without accelerate
+        hooks.add_hook_to_module(new, old._hf_hook)

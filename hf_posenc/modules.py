@@ -14,13 +14,13 @@ from .encodings import Sinusoidal
 from .errors import ReachError
 
 
-def check_reach(positions: Tensor, rows: int) -> None:
-    """Raise `ReachError` where a position has no row in a table of `rows`."""
+def check_reach(positions: Tensor, rows: int, offset: int = 0) -> None:
+    """Raise `ReachError` where a number names no row in a table of `rows`, in which `offset` is that of position 0."""
     if torch.compiler.is_compiling() or positions.numel() == 0:
         return
     low, high = (int(edge) for edge in positions.aminmax())
     if low < 0 or high >= rows:
-        outside = high if high >= rows else low
+        outside, rows = (high if high >= rows else low) - offset, rows - offset
         raise ReachError(
             f"position {outside} has no row in a learned table of {rows} (positions 0 to {rows - 1}); shorten the "
             "input, stretch the table with patch_model(model, 'learned', resize='interpolate', factor=…), after "
@@ -36,20 +36,27 @@ class SilentEmbedding(nn.Embedding):
 
 
 class BoundedEmbedding(nn.Embedding):
-    """A position table that says clearly where it ends."""
+    """A position table that says clearly where it ends; `offset`: the row of position 0."""
+
+    offset: int = 0
 
     def forward(self, input: Tensor) -> Tensor:
-        check_reach(input, self.num_embeddings)
+        check_reach(input, self.num_embeddings, self.offset)
         return super().forward(input)
 
 
 class SinusoidalEmbedding(nn.Embedding):
-    """A position table taken out of play, with sinusoids in its place; `encoding` is set by the patch."""
+    """A position table taken out of play, with sinusoids in its place; `encoding` is set by the patch.
+
+    `offset`: the row of position 0; the rows before it, as for padding, are zeros.
+    """
 
     encoding: Sinusoidal
+    offset: int = 0
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.encoding.vectors(input, self.embedding_dim).to(self.weight.dtype)
+        found = self.encoding.vectors(input - self.offset, self.embedding_dim).to(self.weight.dtype)
+        return found * (input >= self.offset)[..., None] if self.offset else found
 
 
 class PositionTable(nn.Module):
@@ -111,13 +118,14 @@ class ExactBuffers(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> nn.Module:
         moved = super()._apply(fn, *args, **kwargs)
-        device = self._buffers["inv_freq"].device  # type: ignore[union-attr]
+        device = next(self.buffers()).device
         if device.type != "meta":
             fresh = type(self)(self.config)
             for name, buffer in fresh.named_buffers():
                 self._buffers[name] = buffer.to(device)
             # a dynamic type grows its frequencies again when asked, but only past the length it thinks it has
-            self.__dict__["max_seq_len_cached"] = self.__dict__.get("original_max_seq_len")
+            for name in [name for name in vars(self) if name.endswith("max_seq_len_cached")]:
+                self.__dict__[name] = self.__dict__.get("original_max_seq_len")
         return moved
 
 

@@ -14,7 +14,8 @@ from . import record
 from .encodings import Encoding
 from .errors import EffectError, PosencError, StateError, UnsupportedError, unknown
 from .ledger import Ledger
-from .patches import PATCHES, Patch, find_patch, list_architectures
+from .marking import write_marked
+from .patches import Patch, find_patch, has_patch, list_architectures
 from .registry import ENCODINGS, create
 
 M = TypeVar("M", bound=nn.Module)
@@ -53,12 +54,14 @@ def find_backbone(model: nn.Module) -> tuple[Patch, Any]:
             f"expected a loaded Transformers model, got {model!r:.80} ({type(model).__name__}); load it first, e.g. "
             "with AutoModelForCausalLM.from_pretrained, or use hf_posenc.from_pretrained"
         )
+    patches: dict[Any, Patch | None] = {}  # asked for once a type: the list of installed packages is read for it
     for module in model.modules():
         model_type = getattr(getattr(module, "config", None), "model_type", None)
-        if model_type in PATCHES:
-            patch = find_patch(model_type)
-            if isinstance(module, patch.backbone_type()):
-                return patch, module
+        if model_type not in patches:
+            patches[model_type] = find_patch(model_type) if has_patch(model_type) else None
+        patch = patches[model_type]
+        if patch is not None and isinstance(module, patch.backbone_type()):
+            return patch, module
     found = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     raise UnsupportedError(f"no patch for the architecture {found!r}; supported: {', '.join(list_architectures())}")
 
@@ -96,7 +99,9 @@ def install(model: nn.Module, patch: Patch, backbone: Any, encoding: Encoding) -
         patch.apply(backbone, encoding, ledger)
         if model is not backbone:
             patch.forward_hooks(model, backbone, ledger)
-        config.hf_posenc = record.make(encoding, before, config, native=patch.is_native_result(encoding))
+        config.hf_posenc = record.make(encoding, before, config, native=patch.holds(encoding, before))
+        if not config.hf_posenc["native"]:
+            write_marked(config)
         patch.prove(backbone, encoding)
     except BaseException as error:
         ledger.undo()
@@ -164,9 +169,10 @@ def support(model_type: str, encoding: str) -> Support:
     """Whether `encoding` can go into the architecture `model_type`; an unknown encoding raises `UnknownNameError`."""
     if encoding not in ENCODINGS:
         raise unknown("encoding", encoding, ENCODINGS)
-    if model_type not in PATCHES:
+    if not has_patch(model_type):
         return Support(False, f"no patch for {model_type!r}; supported: {', '.join(list_architectures())}")
-    return Support(True)
+    reason = find_patch(model_type).refused(encoding)
+    return Support(True) if reason is None else Support(False, reason)
 
 
 def check_state(model: nn.Module, backbone: Any) -> None:

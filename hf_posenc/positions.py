@@ -27,6 +27,8 @@ class Call(NamedTuple):
     `query_positions` (batch or 1, n) and `key_positions` (batch or 1, keys so far), in tokens; `plain`, whether the
     latter are what the mask alone would tell; `cos`, `sin` of the
     queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias.
+    `layers`: the indices of the layers in which these two act, None for all of them; `both_ways`: whether queries see
+    later keys, so that a bias falls on either side.
     """
 
     query_positions: Tensor
@@ -36,6 +38,8 @@ class Call(NamedTuple):
     sin: Tensor | None = None
     turns: tuple[rotation.Turn, ...] = ()
     slopes: Tensor | None = None
+    layers: tuple[int, ...] | None = None
+    both_ways: bool = False
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -85,18 +89,24 @@ def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int, bool]:
     counted = counted.to(tokens.device)
     given = kwargs.get("position_ids")
     queries = counted[:, past:] if given is None else given.to(tokens.device).reshape(-1, n)
+    plain = not may_hide_old_keys(kwargs.get("attention_mask"))
     if past == 0:
-        return queries, queries, past, is_plain(queries, counted)
+        return queries, queries, past, plain and is_plain(queries, counted)
     earlier = remembered(cache, past, tokens.shape[0])
     earlier = counted[:, :past] if earlier is None else earlier.to(tokens.device)
     rows = max(len(earlier), len(queries))
     keys = torch.cat((earlier.expand(rows, -1), queries.expand(rows, -1)), dim=1)
-    return queries, keys, past, is_plain(keys, counted)
+    return queries, keys, past, plain and is_plain(keys, counted)
 
 
 def is_plain(positions: Tensor, counted: Tensor) -> bool:
     """Whether positions are those counted along the mask; taken for granted while the compiler traces."""
     return torch.compiler.is_compiling() or positions is counted or bool((positions == counted).all())
+
+
+def may_hide_old_keys(mask: Any) -> bool:
+    """Whether later calls with such a mask, prepared and 4-D, may tell nothing of the first keys: a window forgets."""
+    return isinstance(mask, Tensor) and mask.ndim == 4 or isinstance(mask, dict) and "full_attention" not in mask
 
 
 def remembered(cache: Any, past: int, batch: int) -> Tensor | None:
@@ -150,11 +160,17 @@ class RememberPositions:
 
 @dataclass(eq=False)
 class FillPositions:
-    """A pre-hook of a backbone: a call that brings a padding mask and no `position_ids` gets them from the mask."""
+    """A pre-hook of a backbone: a call that brings a padding mask and no `position_ids` gets them from the mask.
+
+    `always`: also one without a mask, for hosts that would read them from a buffer with an end.
+    """
+
+    always: bool = False
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
-        if kwargs.get("position_ids") is None and isinstance(kwargs.get("attention_mask"), Tensor):
+        wanted = self.always or isinstance(kwargs.get("attention_mask"), Tensor)
+        if kwargs.get("position_ids") is None and wanted:
             kwargs["position_ids"] = locate(kwargs)[0]
         return (), kwargs
 
@@ -163,13 +179,16 @@ class FillPositions:
 class DescribeCall:
     """A pre-hook of a backbone: puts a `Call` into the keyword arguments, which travel to every attention layer.
 
-    `through_attention` says that the encoding acts inside the attention function, which must then be ours.
+    `through_attention` says that the encoding acts inside the attention function, which must then be ours; `pairs`
+    and `layers` where in a head, and in which layers.
     """
 
     encoding: Encoding
     rotary_dim: int
     num_heads: int
     through_attention: bool
+    pairs: rotation.Pairs = rotation.HALVES
+    layers: tuple[int, ...] | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
@@ -183,9 +202,9 @@ class DescribeCall:
     def describe(self, kwargs: dict[str, Any]) -> Call:
         """The `Call` of a forward with these keyword arguments."""
         queries, keys, past, plain = locate(kwargs)
-        call = Call(queries, keys, plain)
+        call = Call(queries, keys, plain, layers=self.layers)
         if isinstance(self.encoding, Segmented):
-            return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past))
+            return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past, self.pairs))
         if isinstance(self.encoding, Rotation):
             cos, sin = rotation.early(self.encoding, self.rotary_dim, queries)
             return call._replace(cos=cos, sin=sin)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from .encodings import Alibi, Learned, Rotation, Segmented
+from .encodings import Alibi, Learned, Segmented
 from .errors import EffectError, UnsupportedError
 from .formulas import check_numbers
 from .modules import quiet_loading
@@ -49,13 +49,14 @@ class Probe:
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        special = set(getattr(self.tokenizer, "all_special_ids", None) or ())
+        special = {*(getattr(self.tokenizer, "all_special_ids", None) or ()), self.backbone.config.pad_token_id}
         self.length = self._length()
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         allowed = torch.tensor([i for i in range(vocabulary) if i not in special])
         chosen = torch.randint(len(allowed), (1, self.length), generator=generator)
         self.ids = allowed[chosen].to(self.backbone.get_input_embeddings().weight.device)
-        self.positions = torch.arange(self.length, device=self.ids.device)[None] + self._start()
+        start = self._start() + self.patch.first_position(self.backbone.config)
+        self.positions = torch.arange(self.length, device=self.ids.device)[None] + start
 
     def _length(self) -> int:
         limits = [PROBE]
@@ -65,9 +66,7 @@ class Probe:
 
     def table_rows(self) -> int:
         """Rows of the learned table in effect."""
-        table = getattr(self.backbone, "posenc", None) or getattr(self.backbone, "wpe", None)
-        assert table is not None
-        return len(table.weight)
+        return len(self.patch.table(self.backbone).weight) - self.patch.rows_before(self.backbone.config)
 
     def _start(self) -> int:
         """Half a probe before the first segment's end, so that cached and uncached calls cross it."""
@@ -82,7 +81,7 @@ class Probe:
         if found is None or found.shape[:2] != ids.shape:
             raise UnsupportedError(
                 f"verify needs one output a token, and {type(self.model).__name__} gives none; verify its backbone, "
-                "e.g. verify(model.model)"
+                "e.g. verify(model.base_model)"
             )
         return found.float()
 
@@ -113,12 +112,10 @@ class Probe:
                 "in effect", True, None, None, f"{self.state.encoding.name}: the table on disk is the patched one"
             )
         with self.state.ledger.suspended():
-            n = min(self.length, self.stock_reach())
-            at = (
-                self.positions
-                if int(self.positions.max()) < self.stock_reach()
-                else self.positions - self.positions[0, 0]
-            )
+            n, first = min(self.length, self.stock_reach()), self.patch.first_position(self.backbone.config)
+            at = self.positions
+            if int(at.max()) - first >= self.stock_reach():
+                at = at - at[0, 0] + first
             before = self.logits(self.ids[:, :n], position_ids=at[:, :n])
         after = after[:, :n]
         difference = float((after - before).abs().max())
@@ -149,28 +146,29 @@ class Probe:
 
     def stock_reach(self) -> int:
         """The positions that the unpatched host accepts."""
-        table = getattr(self.backbone, "wpe", None)
-        return len(table.weight) if table is not None else 2**31
+        reach = self.patch.own_reach(self.backbone.config)
+        return 2**31 if reach is None else reach
 
     def is_own(self) -> bool:
         """Whether the encoding is the one that the host has without a patch."""
         encoding = self.state.encoding
+        with self.state.ledger.suspended():
+            if self.patch.owns(self.backbone, encoding):
+                return True
         if encoding.name != self.patch.native:
             return False
-        with self.state.ledger.suspended():
-            theta = self.patch.geometry(self.backbone).rope_theta
-        if isinstance(encoding, Rotation):
-            return encoding.rope_theta == theta
         if isinstance(encoding, Alibi):
-            return encoding.factor == 1
+            return torch.equal(encoding.slopes(8), Alibi().slopes(8))
         return isinstance(encoding, Learned) and encoding.options() == {}
 
     def numbers(self) -> Check:
         """The tables in effect against the formula in double precision."""
-        return Check(*check_numbers(self.backbone, self.state.encoding))
+        return Check(*check_numbers(self.backbone, self.state.encoding, self.patch))
 
     def cached(self) -> Check:
         """One call against a prefill, a chunk and single steps with a cache."""
+        if not self.patch.cached(self.backbone.config):
+            return Check("cached = uncached", None, None, None, "this model takes no cache")
         whole = self.logits(self.ids, position_ids=self.positions, use_cache=False)
         parts, cache, at = [], DynamicCache(config=self.backbone.config), 0
         for n in (self.length // 2 - 2, 3, *[1] * 4, self.length - self.length // 2 - 5):
@@ -217,6 +215,9 @@ class Probe:
         with quiet_loading(), tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             dtype = next(self.model.parameters()).dtype
-            again = from_pretrained(folder, dtype=dtype, auto_class=type(self.model)).to(self.ids.device)
+            with self.state.ledger.suspended():  # the one chosen before the patch, and not what is the default
+                attention = self.backbone.config._attn_implementation
+            given = {} if attention is None else {"attn_implementation": attention}
+            again = from_pretrained(folder, dtype=dtype, auto_class=type(self.model), **given).to(self.ids.device)
             after = replace(self, model=again).logits(self.ids, position_ids=self.positions)
         return self.compare(name, before, after, "a temporary folder, hf_posenc.from_pretrained")

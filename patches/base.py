@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from hf_posenc.attention import own_name
 from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Segmented, Sinusoidal
@@ -13,16 +13,19 @@ from hf_posenc.errors import EffectError, UnsupportedError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
 from hf_posenc.positions import DescribeCall, RememberPositions
+from hf_posenc.rotation import HALVES, Pairs
 
 
 class Patch:
     """One architecture. Every file in this folder has one subclass, with these methods in this order.
 
-    `native`: the encoding its hosts are trained with; `has_table`: whether that is a table of their own.
+    `native`: the encoding its hosts are trained with; `has_table`: whether that is a table of their own; `has_cache`:
+    whether they can be called in pieces.
     """
 
     native: ClassVar[str]
     has_table: ClassVar[bool] = False
+    has_cache: ClassVar[bool] = True
 
     def backbone_type(self) -> type[nn.Module]:
         """The class of the module that holds embeddings and layers (imported only when asked for)."""
@@ -31,6 +34,30 @@ class Patch:
     def geometry(self, backbone: Any) -> Geometry:
         """The numbers of this host that encodings may ask for."""
         raise NotImplementedError
+
+    def own_reach(self, config: Any) -> int | None:
+        """How many positions a host with this config answers for without a patch, or None where it has no end."""
+        return None
+
+    def cached(self, config: Any) -> bool:
+        """`has_cache`, for a host with this config."""
+        return self.has_cache
+
+    def first_position(self, config: Any) -> int:
+        """What this host calls the position of a text's first token, in `position_ids`."""
+        return 0
+
+    def table(self, backbone: Any) -> Any:
+        """The position table of this backbone, its own or a fresh one, or None."""
+        return getattr(backbone, "posenc", None)
+
+    def rows_before(self, config: Any) -> int:
+        """How many rows of its own table come before that of the first position."""
+        return self.first_position(config)
+
+    def refused(self, name: str) -> str | None:
+        """Why the encoding of this name cannot go into any host of this kind as it comes, or None where it can."""
+        return None
 
     def refusal(self, encoding: Encoding, config: Any) -> str | None:
         """Why this encoding cannot go into a host with this config, or None where it can."""
@@ -47,9 +74,21 @@ class Patch:
         """Whether the host library alone can hold the patched model, so that a plain `from_pretrained` reloads it."""
         raise NotImplementedError
 
+    def holds(self, encoding: Encoding, config: Any) -> bool:
+        """`is_native_result`, for a host with this config."""
+        return self.is_native_result(encoding)
+
     def apply(self, backbone: Any, encoding: Encoding, ledger: Ledger) -> None:
         """Take the native encoding out and put this one in; every change goes through the ledger."""
         raise NotImplementedError
+
+    def owns(self, backbone: Any, encoding: Encoding) -> bool:
+        """Whether this unpatched host has just this encoding anyway."""
+        return False
+
+    def tables(self, backbone: Any, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(cos, sin) of the host's own rotary module at `positions`, one column a pair; None where it has none."""
+        return None
 
     def prove(self, backbone: Any, encoding: Encoding) -> None:
         """Raise `EffectError` unless the seams now do what the encoding says (tables and settings, no forward)."""
@@ -74,8 +113,25 @@ def attention_refusal(encoding: Encoding, config: Any) -> str | None:
 
 def causal_refusal(encoding: Encoding, config: Any) -> str | None:
     """The refusal of a host made to look both ways: our attention functions count on the causal order."""
-    if in_attention(encoding) and not getattr(config, "is_causal", True):
-        return "it is made for causal attention here, and this config says is_causal=False"
+    both_ways = {"is_causal": False, "use_bidirectional_attention": True}
+    if in_attention(encoding):
+        for key, value in both_ways.items():
+            if getattr(config, key, None) is value:
+                return f"it is made for causal attention here, and this config says {key}={value}"
+    return None
+
+
+def table_refusal(encoding: Encoding, config: Any) -> str | None:
+    """The refusal of hosts with no position table of their own: there is nothing to be made longer."""
+    if isinstance(encoding, Learned) and encoding.resize is not None:
+        return f"resize={encoding.resize!r} stretches a host's own table, and {config.model_type} has none"
+    return None
+
+
+def whole_refusal(encoding: Encoding, config: Any) -> str | None:
+    """The refusal of hosts with no rotary module: `schedule="whole"` means the host library's own type in there."""
+    if isinstance(encoding, Segmented) and encoding.schedule == "whole":
+        return f"schedule='whole' is a type of the host library's own rotations; {config.model_type} takes 'segments'"
     return None
 
 
@@ -84,15 +140,25 @@ def in_attention(encoding: Encoding) -> bool:
     return encoding.seam == "score" or (isinstance(encoding, Segmented) and encoding.schedule == "segments")
 
 
-def describe_calls(backbone: Any, encoding: Encoding, geometry: Geometry, ledger: Ledger) -> None:
-    """Let every call of the backbone carry its positions, and choose our attention where the encoding needs it."""
+def describe_calls(
+    backbone: Any,
+    encoding: Encoding,
+    geometry: Geometry,
+    ledger: Ledger,
+    pairs: Pairs = HALVES,
+    layers: tuple[int, ...] | None = None,
+) -> None:
+    """Let every call of the backbone carry its positions, and choose our attention where the encoding needs it.
+
+    `pairs` and `layers` say where in a head, and in which layers (None: all), it acts inside the attention function.
+    """
     inside = in_attention(encoding)
     if inside:
         ledger.set_attribute(
             backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)
         )
     dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
-    ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside))
+    ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers))
     if inside:
         ledger.add_hook(backbone, RememberPositions())
 

@@ -1,151 +1,220 @@
-"""What hosts with a rotary module share: native types through the config, and the module silenced for all others."""
+"""Hosts with a rotary module: one patch for all of them, and a layout that says what is an architecture's own.
+
+What the host library has a type for goes through the config, and the host's own rotary module is built anew: the
+forward path stays the stock one. For everything else that module is silenced, and the other two seams are used, or
+queries and keys are turned in the attention function.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hf_posenc.encodings import (
-    DynamicNtk,
-    Encoding,
-    Linear,
-    Llama3,
-    LongRope,
-    Ntk,
-    NtkByParts,
-    Rope,
-    Rotation,
-    Yarn,
-)
-from hf_posenc.errors import OptionError, StateError
+from hf_posenc.encodings import Encoding, Geometry, Ntk, Rope, Rotation, Segmented
+from hf_posenc.errors import OptionError
 from hf_posenc.ledger import Ledger
+from hf_posenc.positions import FillPositions
+from hf_posenc.rotation import Pairs
 
-from .base import expect, in_attention
+from .base import (
+    Patch,
+    add_to_embedding,
+    attention_refusal,
+    describe_calls,
+    expect,
+    in_attention,
+    prove_added,
+    rms,
+    table_refusal,
+)
+from .native_rope import check_buffers, is_native, refuse_scaled, typed, write_parameters
+from .rotary_modules import exact, per_pair, silent
 
-BFLOAT16_ROUNDING = 2.0**-8  # what a model cast to 16 bits may have lost of its frequencies
-FLOAT16_STEP = 2.0**-24
+__all__ = ["RotaryHostPatch", "RotaryLayout"]
 
 
-def rope_parameters(encoding: Rotation, dim: int) -> dict[str, Any]:
-    """`config.rope_parameters` of the host library for an encoding with one fixed set of frequencies.
+@dataclass(frozen=True)
+class RotaryLayout:
+    """What is an architecture's own, where it differs from Llama.
 
-    One that it has no type for is `longrope` with the same list of rescale factors on both sides of the length.
+    `interleaved`: channel 2i turns with 2i + 1, as they reach the attention function; `start`: the field of the config
+    that holds the first turned channel. `repeated`: each column of cos and sin stands twice in a row. `layer_type`: the
+    type of the layers whose rotation is replaced, where every type has its own; `which_layers`: the field of the config
+    that is true for layers that have positions. `scaled_embedding`: what enters the first layer is the embedding times
+    the root of its width.
     """
-    base = {"rope_theta": encoding.theta}
-    match encoding:
-        case Rope():
-            return {"rope_type": "default", **base}
-        case Linear():
-            return {"rope_type": "linear", "factor": float(encoding.factor), **base}
-        case Ntk():
-            return {"rope_type": "default", "rope_theta": encoding.scaled_theta(dim)}
-        case DynamicNtk():
-            return {"rope_type": "dynamic", "factor": float(encoding.factor), **base}
-        case Llama3():
-            extra = {key: float(getattr(encoding, key)) for key in ("factor", "low_freq_factor", "high_freq_factor")}
-            return {"rope_type": "llama3", "original_max_position_embeddings": encoding.length, **extra, **base}
-        case NtkByParts():
-            a = encoding.attention_factor if isinstance(encoding, Yarn) else 1.0
-            extra = {key: float(getattr(encoding, key)) for key in ("factor", "beta_fast", "beta_slow")}
-            extra |= {} if encoding.truncate else {"truncate": False}
-            extra |= {} if a is None else {"attention_factor": float(a)}
-            return {"rope_type": "yarn", "original_max_position_embeddings": encoding.length, **extra, **base}
-        case LongRope():
-            lists: dict[str, Any] = {
-                "short_factor": list(encoding.short_factor),
-                "long_factor": list(encoding.long_factor),
-            }
-            lists |= {} if encoding.attention_factor is None else {"attention_factor": float(encoding.attention_factor)}
-            length = {"original_max_position_embeddings": encoding.length, "factor": float(encoding.factor)}
-            return {"rope_type": "longrope", **lists, **length, **base}
-    inv_freq, scaling = encoding.inv_freq(dim)
-    rescale = (Rope(rope_theta=encoding.theta).inv_freq(dim)[0].double() / inv_freq.double()).tolist()
-    lists = {"short_factor": rescale, "long_factor": rescale, "attention_factor": scaling}
-    return {
-        "rope_type": "longrope",
-        "original_max_position_embeddings": encoding.length,
-        "factor": 1.0,
-        **lists,
-        **base,
-    }
+
+    interleaved: bool = False
+    start: str | None = None
+    repeated: bool = False
+    layer_type: str | None = None
+    which_layers: str | None = None
+    scaled_embedding: bool = False
 
 
-def is_native(encoding: Encoding) -> bool:
-    """Whether the host library has a rope type that holds this encoding."""
-    return isinstance(encoding, Rotation) and not in_attention(encoding)
+def position_ids(kwargs: dict[str, Any]) -> Tensor:
+    """Where a decoder layer is told its positions."""
+    return kwargs["position_ids"]
 
 
-def refuse_scaled(encoding: Encoding, config: Any) -> None:
-    """Raise where the config already scales and the encoding would: a factor must not compound unsaid."""
-    parameters = config.rope_parameters
-    kind = parameters.get("rope_type", "default")
-    if kind == "default" or not isinstance(encoding, Rotation) or encoding.original_max_position_embeddings is not None:
-        return
-    stated = parameters.get("original_max_position_embeddings")
-    now = config.max_position_embeddings
-    factor = getattr(encoding, "factor", None)
-    aim = (
-        ""
-        if factor is None
-        else f": factor={factor} would aim at {int((stated or now) * factor)} or {int(now * factor)} tokens"
-    )
-    raise OptionError(
-        f"this config already scales ({kind}, factor {parameters.get('factor')}), so {encoding.name} has two readings, "
-        f"from the length before that scaling ({stated or 'not stated'}) or from the present one ({now}){aim}. Scaling "
-        "never compounds: name the length the model was pretrained on, original_max_position_embeddings=…"
-    )
+class RotaryHostPatch(Patch):
+    """Where an architecture with a rotary module keeps its positions.
 
+    `backbone`: modelling file and class below `transformers.models`, as in "llama.LlamaModel".
+    """
 
-def check_buffers(rotary: Any, config: Any) -> None:
-    """Raise where the rotary module's frequencies are not those of its config: weights on meta, or never filled in."""
-    inv_freq = rotary.inv_freq
-    if inv_freq.is_meta:
-        raise StateError(
-            "the rotary frequencies are on the meta device; load or initialise the model before patching it"
-        )
-    wanted = type(rotary)(config).inv_freq
-    if inv_freq.shape != wanted.shape:
-        raise StateError(
-            f"the rotary module holds {tuple(inv_freq.shape)} frequencies, its config says {tuple(wanted.shape)}"
-        )
-    wanted = wanted.cpu()
-    off = (inv_freq.detach().float().cpu() - wanted).abs() - BFLOAT16_ROUNDING * wanted
-    at = int(off.nan_to_num(nan=torch.inf).argmax())
-    if not off[at] <= FLOAT16_STEP:
-        raise StateError(
-            f"the rotary frequencies are garbage (inv_freq[{at}] is {float(inv_freq[at])}, the config says "
-            f"{float(wanted[at])}), as after to_empty() without initialisation; load the model with from_pretrained "
-            "before patching it"
+    native: ClassVar[str] = "rope"
+
+    def __init__(self, backbone: str, layout: RotaryLayout | None = None) -> None:
+        self.package, self.backbone_class = backbone.split(".")
+        self.layout = layout or RotaryLayout()
+
+    def backbone_type(self) -> type[nn.Module]:
+        modelling = importlib.import_module(f"transformers.models.{self.package}.modeling_{self.package}")
+        return getattr(modelling, self.backbone_class)
+
+    def geometry(self, backbone: Any) -> Geometry:
+        config, embedding = backbone.config, backbone.get_input_embeddings()
+        scale = config.hidden_size**0.5 if self.layout.scaled_embedding else 1.0
+        return Geometry(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            rotary_dim=self.width(config),
+            rope_theta=self.parameters(config)["rope_theta"],
+            max_position_embeddings=config.max_position_embeddings,
+            embedding_rms=lambda: scale * rms(embedding.weight),
         )
 
+    def parameters(self, config: Any) -> dict[str, Any]:
+        """The host's rope parameters, of the layers whose rotation is replaced."""
+        kind = self.layout.layer_type
+        return config.rope_parameters if kind is None else config.rope_parameters[kind]
 
-def insert_native(backbone: Any, encoding: Rotation, cls: type[nn.Module], ledger: Ledger) -> None:
-    """Edit the model's own config and rebuild its rotary module as `cls`: the forward path stays the stock one."""
-    config, old = backbone.config, backbone.rotary_emb
-    dim = 2 * old.inv_freq.shape[0]
-    extra = {k: v for k, v in config.rope_parameters.items() if k == "partial_rotary_factor"}
-    config.rope_parameters = {**rope_parameters(encoding, dim), **extra}
-    length = encoding.original_max_position_embeddings
-    if length is not None:
-        config.max_position_embeddings = max(encoding.reach() or length, length)
-    ledger.set_module(backbone, "rotary_emb", cls(config).to(old.inv_freq.device))
+    def width(self, config: Any) -> int:
+        """The channels of a head that turn."""
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(head_dim * self.parameters(config).get("partial_rotary_factor", 1.0))
 
+    def layer_types(self, config: Any) -> set[str | None]:
+        """The types of layers that have tables of their own, or None alone."""
+        return {None} if self.layout.layer_type is None else set(config.layer_types)
 
-def prove_native(backbone: Any, encoding: Rotation) -> None:
-    """The module's frequencies and factor against the encoding's own formula."""
-    found = backbone.rotary_emb.inv_freq
-    wanted, scaling = encoding.inv_freq(2 * found.shape[0])
-    off = float((found.cpu() / wanted - 1).abs().max())
-    expect(off < 1e-5, f"the host's frequencies differ from {encoding.name}'s by up to {off:.1e}")
-    found_scaling = float(backbone.rotary_emb.attention_scaling)
-    expect(abs(found_scaling - scaling) < 1e-6, f"cos and sin are scaled by {found_scaling}, not by {scaling}")
+    def layers(self, config: Any, encoding: Encoding) -> tuple[int, ...] | None:
+        """The layers in which an encoding acts, None for all: those whose own positions it takes the place of."""
+        if self.layout.layer_type is not None and isinstance(encoding, Rotation):
+            return tuple(i for i, kind in enumerate(config.layer_types) if kind == self.layout.layer_type)
+        if self.layout.which_layers is not None:
+            return tuple(i for i, has in enumerate(getattr(config, self.layout.which_layers)) if has)
+        return None
 
+    def refusal(self, encoding: Encoding, config: Any) -> str | None:
+        if encoding.seam in ("rotation", "score") and self.layers(config, encoding) == ():
+            return f"it goes to the layers with {self.layout.layer_type or 'a rotation'}, and this config has none"
+        capped = getattr(config, "attn_logit_softcapping", None) is not None
+        if encoding.seam == "score" and capped and config._attn_implementation == "flex_attention":
+            return "FlexAttention would soft-cap its bias with the scores; model.set_attn_implementation('eager') first"
+        return table_refusal(encoding, config) or attention_refusal(encoding, config)
 
-def prove_silent(backbone: Any) -> None:
-    """The rotary module now turns nothing."""
-    rotary = backbone.rotary_emb
-    positions = torch.tensor([[0, 7]], device=rotary.inv_freq.device)
-    cos, sin = rotary(torch.zeros(1, device=rotary.inv_freq.device), positions)
-    expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")
+    def complete(self, encoding: Encoding, backbone: Any) -> Encoding:
+        config = backbone.config
+        check_buffers(backbone.rotary_emb, config)
+        refuse_scaled(encoding, self.parameters(config), config.max_position_embeddings)
+        width = self.width(config)
+        if isinstance(encoding, Rotation) and width % 2:
+            raise OptionError(
+                f"{encoding.name}: rotations turn pairs of channels, and this host's heads are {width} wide"
+            )
+        return super().complete(encoding, backbone)
+
+    def is_native_result(self, encoding: Encoding) -> bool:
+        return is_native(encoding)
+
+    def apply(self, backbone: Any, encoding: Encoding, ledger: Ledger) -> None:
+        config, old = backbone.config, backbone.rotary_emb
+        host, device = old.__class__, next(old.buffers()).device
+        if isinstance(encoding, Rotation) and is_native(encoding):
+            self.edit_config(config, encoding, host)
+            ledger.set_module(backbone, "rotary_emb", exact(host)(config).to(device))
+            return
+        geometry = self.geometry(backbone)
+        rotary: Any = silent(host)(config).to(device)
+        rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
+        ledger.set_module(backbone, "rotary_emb", rotary)
+        if in_attention(encoding):
+            start = 0 if self.layout.start is None else getattr(config, self.layout.start)
+            pairs = Pairs(start, self.layout.interleaved)
+            describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding))
+        elif encoding.seam == "embedding":  # and nope is silence alone
+            add_to_embedding(backbone, backbone.layers[0], encoding, geometry, position_ids, ledger)
+            ledger.add_pre_hook(backbone, FillPositions())
+
+    def edit_config(self, config: Any, encoding: Rotation, host: type[nn.Module]) -> None:
+        """Write an encoding that the host library can hold into the model's own config, for its rotary class `host`."""
+        old, kind = self.parameters(config), self.layout.layer_type
+        kept = {key: old[key] for key in self.kept(encoding) if key in old}
+        if getattr(config, "head_dim", 0) is None and not isinstance(encoding, (Rope, Ntk)):  # which others don't read
+            config.head_dim = config.hidden_size // config.num_attention_heads
+        write_parameters(config, encoding, self.width(config), kept, kind, lambda changed: self.turns(host(changed)))
+        length = encoding.original_max_position_embeddings
+        if length is not None:
+            config.max_position_embeddings = max(encoding.reach() or length, length)
+
+    def turns(self, rotary: Any) -> bool:
+        """Whether a rotary module can be called at all."""
+        kind = () if self.layout.layer_type is None else (self.layout.layer_type,)
+        try:
+            rotary(torch.zeros(1), torch.zeros(1, 1, dtype=torch.long), *kind)
+        except UnboundLocalError:  # in 5.4.0, of a layer type's longrope
+            return False
+        return True
+
+    def kept(self, encoding: Rotation) -> tuple[str, ...]:
+        """The rope parameters of the host that stay as they are."""
+        return ("partial_rotary_factor",)
+
+    def numbers(self, backbone: Any) -> tuple[Tensor, float]:
+        """The frequencies in the host's rotary module and its factor on cos and sin."""
+        prefix = "" if self.layout.layer_type is None else f"{self.layout.layer_type}_"
+        rotary = backbone.rotary_emb
+        return getattr(rotary, f"{prefix}inv_freq"), float(getattr(rotary, f"{prefix}attention_scaling"))
+
+    def tables(self, backbone: Any, positions: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        """(cos, sin) that the host's rotary module gives at `positions` (batch, n), one column a pair."""
+        device, kind = next(backbone.rotary_emb.buffers()).device, layer_type or self.layout.layer_type
+        given = () if kind is None else (kind,)
+        found = backbone.rotary_emb(torch.zeros(1, device=device), positions.to(device), *given)
+        return per_pair(found, self.width(backbone.config) // 2, self.layout.repeated)
+
+    def owns(self, backbone: Any, encoding: Encoding) -> bool:
+        if not isinstance(encoding, Rotation) or not is_native(encoding):
+            return False
+        own, (found, scaling) = self.parameters(backbone.config), self.numbers(backbone)
+        if isinstance(encoding, Segmented):
+            return all(own.get(key) == value for key, value in (typed(encoding, 2 * len(found)) or {}).items())
+        wanted, factor = encoding.inv_freq(2 * len(found))
+        return bool(((found.cpu() / wanted - 1).abs() < 1e-5).all()) and abs(scaling - factor) < 1e-6
+
+    def prove(self, backbone: Any, encoding: Encoding) -> None:
+        if isinstance(encoding, Rotation) and is_native(encoding):
+            found, found_scaling = self.numbers(backbone)
+            wanted, scaling = encoding.inv_freq(self.width(backbone.config))
+            expect(found.shape == wanted.shape, f"the host turns {len(found)} pairs of channels, not {len(wanted)}")
+            off = float((found.cpu() / wanted - 1).abs().max())
+            expect(off < 1e-5, f"the host's frequencies differ from {encoding.name}'s by up to {off:.1e}")
+            expect(abs(found_scaling - scaling) < 1e-6, f"cos and sin are scaled by {found_scaling}, not by {scaling}")
+            return
+        for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
+            cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
+            expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")
+        if in_attention(encoding):
+            attention = next(
+                m for m in backbone.layers[-1].modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
+            )
+            name = attention.config._attn_implementation
+            expect(name.startswith("posenc_"), f"the layers still use {name} attention")
+        elif encoding.seam == "embedding":
+            prove_added(backbone.layers[0])

@@ -15,6 +15,14 @@ from transformers import AutoModelForCausalLM
 import hf_posenc
 from hf_posenc import get_encoding, patch_model
 from hf_posenc.checkpoint import save_pretrained
+from hf_posenc.marking import unmark
+
+
+def unmarked(folder: Path) -> Path:
+    """The checkpoint as it was written before checkpoints were marked."""
+    config = unmark(json.loads((folder / "config.json").read_text()))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def written(pair: Pair, folder: Path, **record: Any) -> Path:
@@ -52,7 +60,8 @@ def test_records(host: str, record: dict[str, Any], words: str, tmp_path: Path) 
     pair = Pair(host, "alibi", {"factor": 4})
     folder = written(pair, tmp_path, **record)
     assert_refused(OSError, words, lambda: hf_posenc.from_pretrained(folder))
-    plain = AutoModelForCausalLM.from_pretrained(folder)
+    assert_refused(OSError, words, lambda: AutoModelForCausalLM.from_pretrained(folder))
+    plain = AutoModelForCausalLM.from_pretrained(unmarked(folder))
     assert_refused(RuntimeError, "patch", lambda: patch_model(plain, "nope"), plain)
 
 
@@ -62,6 +71,16 @@ def test_foreign_records(foreign: Any, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "hf_posenc": foreign}))
     assert_refused(OSError, "hf_posenc|config.json", lambda: hf_posenc.from_pretrained(folder))
+
+
+def test_a_record_that_is_gone(tmp_path: Path) -> None:
+    """What says that there was a patch is still there: the weights are not loaded as if there had been none."""
+    folder = written(Pair("llama", "alibi"), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["hf_posenc"]
+    (folder / "config.json").write_text(json.dumps(config))
+    for load in (hf_posenc.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        assert_refused(OSError, "marked|record|restore", lambda load=load: load(folder))
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -151,18 +151,16 @@ def test_hierarchical_positions_have_an_end() -> None:
 
 
 def test_architectures() -> None:
-    config = AutoConfig.for_model(
-        "opt", hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9
-    )
+    config = AutoConfig.for_model("xglm", d_model=16, ffn_dim=16, num_layers=1, attention_heads=2, vocab_size=9)
     model = AutoModelForCausalLM.from_config(config)
-    assert_refused(NotImplementedError, "'opt'|bloom, gpt2, llama", lambda: patch_model(model, "rope"), model)
+    assert_refused(NotImplementedError, "'xglm'|bloom|gpt2, |llama", lambda: patch_model(model, "rope"), model)
     for thing in (torch.nn.Linear(2, 2), "gpt2", None, _shared("gpt2").config):
         assert_refused(
             NotImplementedError,
             "bloom" if isinstance(thing, torch.nn.Module) else "load",
             lambda t=thing: patch_model(t, "rope"),
         )
-    assert not support("opt", "rope") and "llama" in support("opt", "rope").reason
+    assert not support("xglm", "rope") and "llama" in support("xglm", "rope").reason
     assert all(support(pair.host, pair.name) for pair in PAIRS)
     assert_refused(ValueError, "'ropee'|did you mean 'rope'", lambda: support("llama", "ropee"))
 

@@ -79,3 +79,15 @@ def test_compare_equals_stock_transformers(tmp_path):
     assert len(report["minus_compare"]) == 4
     assert all(math.isfinite(row["ppl"]) for row in report["rows"])
     assert report["largest_difference"] < 1e-3
+
+
+def test_perplexity_is_timed_and_weighed_beside_its_forward(tmp_path):
+    out = tmp_path / "perplexity.json"
+    done = run("perplexity.py", "--quick", "--out", out)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(out.read_text())
+    assert made["conditions"]["quick"] and made["conditions"]["sizes"]["layers"] == 1
+    time, memory = made["time"], made["memory"]
+    assert time["ratio"] == pytest.approx(time["seconds"] / time["bare_seconds"])
+    assert math.isfinite(memory["ppl"]) and (memory["bytes"] is not None) == (sys.platform == "linux")
+    assert (time["goal"], memory["goal"]) == (1.05, 2**30)

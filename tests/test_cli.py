@@ -51,7 +51,7 @@ def test_the_command_runs_as_a_module_of_its_own() -> None:
     assert done.stderr.strip() == "hf-posenc: no such folder: no/such/folder/anywhere"
 
 
-@pytest.mark.parametrize("command", ["list", "patch", "verify", "compare", "eval", "demo"])
+@pytest.mark.parametrize("command", ["list", "patch", "verify", "compare", "eval", "finetune", "demo"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0 and f"hf-posenc {command}" in result.output

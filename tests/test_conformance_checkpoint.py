@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from pairs import HOSTS, LENGTH, OTHERS, PAIRS, RESIZED, Pair, assert_same, difference, every_pair, generate, logits
 from safetensors.torch import load_file, save_file
 from tiny import tiny_ids
@@ -17,6 +18,7 @@ import hf_posenc
 from hf_posenc import get_encoding, patch_model, unpatch_model
 from hf_posenc.checkpoint import save_pretrained
 from hf_posenc.errors import StateError
+from hf_posenc.marking import unmark
 
 LONG = 80
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_fc"], "bloom": ["query_key_value"]}
@@ -96,9 +98,25 @@ def test_native_results_load_without_the_package(pair: Pair, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if not pair.native], ids=str)
-def test_the_rest_says_that_it_is_not_in_effect(pair: Pair, tmp_path: Path) -> None:
-    """A plain load loses the encoding; the package can tell."""
+def test_the_rest_is_never_loaded_unpatched(pair: Pair, tmp_path: Path) -> None:
+    """The auto classes load it patched, since this package is imported; a class of the host's own says what to do."""
+    model, ids = pair.patched(), tiny_ids(LONG)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    assert type(loaded) is type(model) and get_encoding(loaded) == get_encoding(model)
+    with pytest.raises(StrictDataclassError, match=r"hf_posenc\.from_pretrained"):
+        type(model).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if not pair.native], ids=str)
+def test_older_checkpoints_say_that_it_is_not_in_effect(pair: Pair, tmp_path: Path) -> None:
+    """Those with the model type of the host: a plain load loses the encoding, and the package can tell."""
     pair.patched().save_pretrained(tmp_path)
+    config = unmark(json.loads((tmp_path / "config.json").read_text()))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = hf_posenc.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, tiny_ids(LONG)), logits(pair.patched(), tiny_ids(LONG)))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert get_encoding(plain) is None
     report = hf_posenc.verify(plain, progress=False)

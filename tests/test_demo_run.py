@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_posenc.demo.run import TAIL, PasskeyRow, Size, best_and_worst, passkey_sentence, run_demo, sentence
-from hf_posenc.evaluate.results import CompareRow
+from hf_posenc.demo.run import TAIL, Size, best_and_worst, passkey_sentence, run_demo, sentence
+from hf_posenc.evaluate.results import CompareRow, TaskRow
 
 SMALL = Size(lengths=(128, 288), passkey_lengths=(128,), documents=1, samples=1)
 
@@ -24,11 +24,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])
 def test_each_model_has_its_report(name: str, folder: Path) -> None:
     stored = json.loads((folder / name / "results.json").read_text(), parse_constant=pytest.fail)
-    assert {path.name for path in (folder / name).iterdir()} == {"results.json", "results.csv", "perplexity.png"}
+    names = {path.name for path in (folder / name).iterdir()}
+    assert names >= {"results.json", "results.csv", "perplexity.png", "report.html"}
     assert stored["header"]["trained_length"] == 256 and stored["header"]["threads"] == 1
     errors = {(row["encoding"], row["length"]) for row in stored["rows"] if row["error"]}
     assert errors == ({("none", 288)} if name == "gpt2" else set())
-    assert ("passkey" in stored) == (name == "llama")
+    assert {row["task"] for row in stored["task_rows"]} == ({"passkey"} if name == "llama" else set())
+    assert stored["complete"]
 
 
 def test_the_tables_are_kept_as_text_and_the_picture_is_there(folder: Path) -> None:
@@ -60,6 +62,17 @@ def test_a_sentence_about_a_table_that_ends() -> None:
     assert "table ends at 256" in sentence(made)
 
 
+def passkeys(*cells: tuple[str, int, float | None]) -> list[TaskRow]:
+    return [
+        TaskRow(name, {}, length, "passkey", "generate", 4, acc, error=None if acc is not None else "no room")
+        for name, length, acc in cells
+    ]
+
+
 def test_the_passkey_sentence_counts_them_best_first() -> None:
-    made = [PasskeyRow("none", 512, 4, 0.0), PasskeyRow("yarn", 512, 4, 0.75), PasskeyRow("linear", 512, 4, error="x")]
+    made = passkeys(("none", 512, 0.0), ("yarn", 512, 0.75), ("yarn", 128, 1.0))
     assert "4 keys of five digits hidden in 512 tokens are found: yarn 3, none 0" in passkey_sentence(made)
+
+
+def test_the_passkey_sentence_says_why_there_are_none() -> None:
+    assert passkey_sentence(passkeys(("none", 512, None))) == "Passkeys could not be measured: no room"

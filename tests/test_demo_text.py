@@ -7,6 +7,7 @@ import json
 import random
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_posenc.demo import MODEL_NAMES, ModelName, model_path
-from hf_posenc.demo.train import byte_tokenizer, passkey_accuracy, tail_perplexity, training_row, window
+from hf_posenc.demo.train import byte_tokenizer, tail_perplexity, training_row, window
 from hf_posenc.eval_tasks.passkey import (
     DEPTHS,
     MAX_NEW_TOKENS,
@@ -25,6 +26,7 @@ from hf_posenc.eval_tasks.passkey import (
     passkey_score,
 )
 from hf_posenc.eval_tasks.text import document, sentences
+from hf_posenc.evaluate.run_tasks import run_tasks
 
 EVERY_BYTE = "".join(map(chr, range(256))) + "naïve ∑ 漢字 🙂 <s> [PAD]"
 
@@ -178,8 +180,23 @@ def test_checkpoint_has_learned_its_text(name: ModelName) -> None:
     assert tail_perplexity(model, 256) < 2.0
 
 
-def test_llama_recalls_the_key_inside_its_length_only() -> None:
+# beta_fast: with 256 trained positions YaRN's own 32 turns are a wavelength of 8 tokens, which leaves it no fast pairs
+CURVE = [
+    ("none", {}, 256, 0.95, 1.0),
+    ("none", {}, 512, 0.0, 0.05),
+    ("none", {}, 1024, 0.0, 0.0),
+    ("yarn", {"factor": 2, "beta_fast": 8}, 512, 0.9, 1.0),
+    ("yarn", {"factor": 4, "beta_fast": 8}, 1024, 0.7, 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "length", "least", "most"), CURVE)
+def test_llama_recalls_the_key_as_far_as_its_positions_go(
+    name: str, options: dict[str, Any], length: int, least: float, most: float
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path("llama")).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_path("llama"))
-    assert passkey_accuracy(model, tokenizer, 256, num_samples=10) >= 0.9
-    assert passkey_accuracy(model, tokenizer, 1024, num_samples=5) <= 0.2
+    encoding = {} if name == "none" else {"encoding": name, "options": options}
+    found = run_tasks(model, "passkey", length, tokenizer=tokenizer, batch_size=10, bars=False, **encoding)
+    assert found is not None
+    assert least <= found.tasks["passkey"].acc[length] <= most

@@ -15,12 +15,22 @@ TABLE = re.compile(r"(<!-- support table.*?-->\n)(.*?)(<!-- end of support table
 
 
 def support_table() -> str:
-    """Encodings × architectures as Markdown, from the code."""
-    hosts = list_architectures()
-    rows = [f"| encoding | seam | what it does | {' | '.join(hosts)} |", "|---" * (3 + len(hosts)) + "|"]
-    for row in list_encodings():
-        cells = ["yes" if support(host, row.name) else "no" for host in hosts]
-        rows.append(f"| `{row.name}` | {row.seam} | {row.summary} ({row.paper}) | {' | '.join(cells)} |")
+    """Two tables as Markdown, from the code: the encodings, and the architectures by what they refuse."""
+    encodings = list_encodings()
+    rows = ["| encoding | seam | what it does |", "|---|---|---|"]
+    rows += [f"| `{row.name}` | {row.seam} | {row.summary} ({row.paper}) |" for row in encodings]
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for host in list_architectures():
+        answers = [(row.name, support(host, row.name)) for row in encodings]
+        groups.setdefault(tuple((name, answer.reason) for name, answer in answers if not answer), []).append(host)
+    rows += ["", "| architecture (`model_type`) | encodings | refused |", "|---|---|---|"]
+    for refused, hosts in sorted(groups.items(), key=lambda item: len(item[0])):
+        taken = f"all {len(encodings)}" if not refused else f"{len(encodings) - len(refused)} of {len(encodings)}"
+        reasons: dict[str, list[str]] = {}
+        for name, reason in refused:
+            reasons.setdefault(reason, []).append(f"`{name}`")
+        why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()) or "none"
+        rows.append(f"| {', '.join(f'`{host}`' for host in hosts)} | {taken} | {why} |")
     return "\n".join(rows) + "\n"
 
 

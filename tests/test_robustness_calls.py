@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_posenc import PosencError, patch_model, unpatch_model
 from hf_posenc.errors import ReachError, StateError, UnsupportedError
-from hf_posenc.patches import bloom
+from hf_posenc.patches import handover
 
 LONG = 1500  # tokens: a slope of 1/4 reaches a bias of 375, of which bfloat16 keeps two digits
 
@@ -87,7 +87,8 @@ def test_bloom_keeps_nothing_of_a_call(name: str) -> None:
     model, ids = patched("bloom", name), tiny_ids(20)
 
     def empty() -> bool:
-        return all(value.take() is None and value._traced is None for value in (bloom._call, bloom._position_ids))
+        values = (handover._handed, handover._position_ids)
+        return all(value.take() is None and value._traced is None for value in values)
 
     logits(model, ids, position_ids=torch.arange(20)[None] * 2)
     assert empty()

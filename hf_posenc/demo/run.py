@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from torch import Tensor
 
 from hf_posenc import report
 from hf_posenc.demo import ModelName
-from hf_posenc.errors import PosencError
 from hf_posenc.eval_tasks.text import document
-from hf_posenc.evaluate.cells import apply, cell_progress, measure, try_patches
-from hf_posenc.evaluate.compare import conditions
+from hf_posenc.evaluate.cells import try_patches
+from hf_posenc.evaluate.conditions import conditions
+from hf_posenc.evaluate.grid import Bench, Cell, grid
 from hf_posenc.evaluate.loading import load_model, load_tokenizer
-from hf_posenc.evaluate.passkey import passkey_accuracy
-from hf_posenc.evaluate.results import CompareRow, Comparison
-from hf_posenc.evaluate.specs import EncodingSpec, parse_specs, resolve_specs
+from hf_posenc.evaluate.progress import cell_progress
+from hf_posenc.evaluate.results import PERPLEXITY, CompareRow, Comparison, TaskRow
+from hf_posenc.evaluate.specs import parse_specs, resolve_specs
+from hf_posenc.evaluate.task_cells import TaskSettings
 
+PASSKEY = "passkey"
 TRAINED = 256
 LENGTHS = (256, 512, 1024)
 PASSKEY_LENGTHS = (128, 256, 512, 1024)
@@ -31,7 +33,7 @@ DOCUMENTS = 8
 SAMPLES = 20
 
 LINES: dict[ModelName, str] = {
-    "llama": "none,linear:factor=4,ntk:factor=4,yarn:factor=4,dynamic_yarn",
+    "llama": "none,linear:factor=4,ntk:factor=4,yarn:factor=4,yarn:factor=4,beta_fast=8,dynamic_yarn:beta_fast=8",
     "gpt2": "none,"
     + ",".join(
         f"learned:resize={rule},factor={factor}"
@@ -46,17 +48,6 @@ INTRODUCTION = (
     f"Three models of 1 to 2 million parameters, trained on {TRAINED} bytes, read up to {LENGTHS[-1]}, untuned.\n"
     "none is the model as it is. linear, and alibi with a factor, are made to be fine-tuned; here they are not."
 )
-
-
-@dataclass(frozen=True)
-class PasskeyRow:
-    """Share of passkeys found under one encoding at one length; None and `error` where it could not be measured."""
-
-    label: str
-    length: int
-    samples: int
-    accuracy: float | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,37 +89,36 @@ def held_out(tokenizer: Any, count: int, length: int) -> list[Tensor]:
     return [torch.tensor(tokenizer(text, verbose=False)["input_ids"])[:length] for text in texts]
 
 
-def measure_passkey(
-    model: Any, tokenizer: Any, specs: Sequence[EncodingSpec], size: Size, advance: Callable[[str, int], None]
-) -> list[PasskeyRow]:
-    """Passkey recall under each of `specs`, at each length."""
-    rows = []
-    for spec in specs:
-        with apply(model, spec):
-            for length in size.passkey_lengths:
-                try:
-                    share = passkey_accuracy(model, tokenizer, length, num_samples=size.samples)
-                    rows.append(PasskeyRow(spec.label, length, size.samples, share))
-                except PosencError as error:
-                    rows.append(PasskeyRow(spec.label, length, size.samples, error=str(error)))
-                advance(f"passkey {spec.label}", length)
-    return rows
-
-
-def measure_model(
-    name: ModelName, size: Size, advance: Callable[[str, int], None]
-) -> tuple[Comparison, list[PasskeyRow]]:
-    """Perplexity by length of one embedded model; for the Llama, passkey recall too."""
+def plan_model(name: ModelName, size: Size) -> tuple[Bench, list[Cell]]:
+    """One embedded model and its cells: perplexity by length; for the Llama, passkey recall too."""
     model, tokenizer = load_model(f"demo:{name}", dtype="float32", device="cpu"), load_tokenizer(f"demo:{name}")
-    specs = resolve_specs(parse_specs(LINES[name]), None)
-    effective = try_patches(model, specs)
-    source = {"name": f"held-out documents 0 to {size.documents - 1} of hf_posenc.eval_tasks.text"}
-    header = conditions(model, name=f"demo:{name}", tail=TAIL, text=source, documents=size.documents)
-    header |= {"trained_length": TRAINED, "encodings": effective}
     texts = held_out(tokenizer, size.documents, size.lengths[-1])
-    rows = list(measure(model, specs, texts, size.lengths, TAIL, advance=advance))
-    passkeys = measure_passkey(model, tokenizer, specs, size, advance) if name == "llama" else []
-    return Comparison(header, rows), passkeys
+    bench = Bench(model, tokenizer, f"demo:{name}", TAIL, None, TaskSettings(num_samples=size.samples), texts)
+    specs = resolve_specs(parse_specs(LINES[name]), None)
+    cells = grid(specs, [PERPLEXITY], size.lengths)
+    return bench, cells + (grid(specs, [PASSKEY], size.passkey_lengths) if name == "llama" else [])
+
+
+def measure_model(bench: Bench, cells: Sequence[Cell], advance: Callable[[str, int], None]) -> Comparison:
+    """All cells of one model."""
+    specs = {cell.spec.label: cell.spec for cell in cells}
+    longest = max(cell.length for cell in cells)
+    source = {"name": f"held-out documents 0 to {len(bench.texts) - 1} of hf_posenc.eval_tasks.text"}
+    header = conditions(
+        bench.model,
+        name=bench.name,
+        tail=TAIL,
+        text=source,
+        documents=len(bench.texts),
+        tasks=bench.settings.described(),
+    )
+    header |= {"trained_length": TRAINED, "command": "hf-posenc demo"}
+    header |= try_patches(bench.model, list(specs.values()), longest)
+    made = Comparison(header, complete=True)
+    for cell, row in bench.run(cells):
+        made.add(row)
+        advance(f"{cell.measure} {cell.spec.label}", cell.length)
+    return made
 
 
 def best_and_worst(rows: Sequence[CompareRow], length: int) -> tuple[CompareRow, CompareRow]:
@@ -154,75 +144,60 @@ def sentence(rows: Sequence[CompareRow]) -> str:
     return f"{start}, {own[longest].ppl_tail:.3g} {far}; {there}"
 
 
-def passkey_sentence(rows: Sequence[PasskeyRow]) -> str:
-    """What the passkey table shows."""
+def passkey_sentence(rows: Sequence[TaskRow]) -> str:
+    """What the passkey table shows; why there is none, where it could not be measured."""
+    if failed := [row for row in rows if row.error is not None]:
+        return f"Passkeys could not be measured: {failed[0].error}"
     longest = max(row.length for row in rows)
-    found = [(row.label, round((row.accuracy or 0) * row.samples)) for row in rows if row.length == longest]
+    found = [(row.label, round((row.acc or 0) * row.samples)) for row in rows if row.length == longest]
     told = ", ".join(f"{label} {count}" for label, count in sorted(found, key=lambda pair: -pair[1]))
     return f"Of {rows[0].samples} keys of five digits hidden in {longest} tokens are found: {told}."
 
 
-def passkey_table(rows: Sequence[PasskeyRow]) -> Any:
+def passkey_table(rows: Sequence[TaskRow]) -> Any:
     """Share of keys found, by encoding and length."""
     cells: dict[str, dict[int, str]] = {}
     for row in rows:
-        cells.setdefault(row.label, {})[row.length] = "error" if row.accuracy is None else f"{row.accuracy:.2f}"
+        cells.setdefault(row.label, {})[row.length] = "error" if row.acc is None else f"{row.acc:.2f}"
     title = f"demo:llama: five-digit passkeys found (of {rows[0].samples}), by length"
     return report.length_table(title, cells, sorted({row.length for row in rows}))
 
 
-def plot_passkey(axes: Any, rows: Sequence[PasskeyRow]) -> None:
-    """One line an encoding: share of keys found over length."""
-    report.draw_lengths(axes, sorted({row.length for row in rows}), TRAINED)
-    for label in dict.fromkeys(row.label for row in rows):
-        points = [(row.length, row.accuracy) for row in rows if row.label == label and row.accuracy is not None]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_title("demo:llama: five-digit passkeys found", fontsize=10)
-    axes.legend(fontsize=7)
-
-
 def drawn(made: Comparison) -> Comparison:
     """The rows for a small panel: of a table resized by two factors, the larger."""
-    kept = [row for row in made.rows if row.encoding != "learned" or row.options.get("factor") == 4]
-    return Comparison(made.header, kept)
+    return replace(made, rows=[row for row in made.rows if row.encoding != "learned" or row.options.get("factor") == 4])
 
 
-def _write(folder: Path, results: dict[ModelName, Comparison], passkeys: list[PasskeyRow], text: str) -> None:
+def _write(folder: Path, results: dict[ModelName, Comparison], text: str) -> None:
     for name, comparison in results.items():
-        more = {"passkey": [asdict(row) for row in passkeys]} if name == "llama" else {}
-        report.write_report(report.prepare_folder(folder / name), comparison, **more)
+        report.write_report(report.prepare_folder(folder / name), comparison)
     report.write_atomically(folder / "demo.txt", text.encode())
     if report.can_plot():
         panels = [partial(report.plot_rows, comparison=drawn(made), figure="ppl_tail") for made in results.values()]
-        panels.insert(1, partial(plot_passkey, rows=passkeys))
+        panels.insert(1, partial(report.plot_task, comparison=results["llama"], task=PASSKEY))
         report.write_atomically(folder / "demo.png", report.figure_bytes(panels, columns=2))
 
 
 def run_demo(out: str | Path, *, size: Size = Size(), progress: bool = True) -> dict[ModelName, Comparison]:
     """Measure the three embedded models, print the tables with a sentence to each, and write them to the folder `out`.
 
-    Files: demo.txt, demo.png, and for each model a folder with results.json, results.csv and perplexity.png.
+    Files: demo.txt, demo.png, and for each model a folder with its report.
     """
     folder = report.prepare_folder(out)
-    counts = {name: len(parse_specs(line)) for name, line in LINES.items()}
-    cells = sum(counts.values()) * len(size.lengths) + counts["llama"] * len(size.passkey_lengths)
-    tokens = sum(counts.values()) * sum(size.lengths) + counts["llama"] * sum(size.passkey_lengths)
-    results: dict[ModelName, Comparison] = {}
-    passkeys: list[PasskeyRow] = []
-    with calm(), cell_progress(cells, tokens, progress) as advance:
-        for name in LINES:
-            results[name], found = measure_model(name, size, advance)
-            passkeys += found
+    with calm():
+        plans = {name: plan_model(name, size) for name in LINES}
+        cells = [cell for _, mine in plans.values() for cell in mine]
+        with cell_progress(len(cells), sum(cell.length for cell in cells), progress) as advance:
+            results = {name: measure_model(bench, mine, advance) for name, (bench, mine) in plans.items()}
     console = report.console(record=True)
     console.print(INTRODUCTION, "", sep="\n")
-    for name, comparison in results.items():
+    for comparison in results.values():
         console.print(*report.comparison_tables(comparison), sep="\n")
         errors = report.error_lines(comparison.rows)
         console.print(*errors[:1], sentence(comparison.rows), "", sep="\n")
-        if name == "llama":
-            console.print(passkey_table(passkeys))
-            console.print(passkey_sentence(passkeys), "", sep="\n")
-    _write(folder, results, passkeys, console.export_text())
+        if comparison.task_rows:
+            console.print(passkey_table(comparison.task_rows))
+            console.print(passkey_sentence(comparison.task_rows), "", sep="\n")
+    _write(folder, results, console.export_text())
     console.print(f"written to {folder}")
     return results

@@ -33,7 +33,7 @@ from transformers import (
 from hf_posenc.demo import ModelName, model_path
 from hf_posenc.eval_tasks.passkey import build_passkey
 from hf_posenc.eval_tasks.text import document, filler_sentence, ledger, repeated_segment
-from hf_posenc.evaluate.passkey import passkey_accuracy
+from hf_posenc.evaluate.run_tasks import run_tasks
 
 TRAINED_LENGTH = 256
 FIRST_LENGTH = 48
@@ -209,7 +209,12 @@ def training_step(model: Any, optimizer: torch.optim.Optimizer, ids: torch.Tenso
 def measures(model: Any, tokenizer: Any, num_samples: int) -> str:
     """What the model does inside its trained length."""
     model.eval()
-    passkey = [passkey_accuracy(model, tokenizer, n, num_samples=num_samples) for n in (128, TRAINED_LENGTH)]
+    lengths = (128, TRAINED_LENGTH)
+    scores = run_tasks(
+        model, "passkey", lengths, tokenizer=tokenizer, num_samples=num_samples, batch_size=8, bars=False
+    )
+    assert scores is not None
+    passkey = [scores.tasks["passkey"].acc[n] for n in lengths]
     perplexity = tail_perplexity(model, TRAINED_LENGTH)
     model.train()
     return f"passkey 128: {passkey[0]:.2f}, 256: {passkey[1]:.2f}; perplexity of the last 64 of 256: {perplexity:.3f}"

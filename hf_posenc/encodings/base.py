@@ -19,6 +19,7 @@ class Geometry:
     `rotary_dim` is the width (channels of a head) that a rotation turns, `rope_theta` the host's own base or None,
     `max_position_embeddings` the length in tokens it was pretrained on or None where its config states none, and
     `embedding_rms()` the root mean square of what enters its first layer (computed on demand: it reads weights).
+    `alibi_bias_max` and `alibi_scale` are those of a host's own ALiBi where they are not 8 and 1.
     """
 
     hidden_size: int
@@ -27,6 +28,8 @@ class Geometry:
     rope_theta: float | None
     max_position_embeddings: int | None
     embedding_rms: Callable[[], float]
+    alibi_bias_max: float | None = None
+    alibi_scale: float | None = None
 
 
 @dataclass(frozen=True)

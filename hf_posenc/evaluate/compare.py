@@ -1,10 +1,8 @@
-"""Perplexity of one model under several encodings, by length: the table that says which encoding to take."""
+"""One model under several encodings, by length, in perplexity and long-context tasks: which encoding to take."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,16 @@ from torch import Tensor
 
 from hf_posenc.errors import OptionError
 from hf_posenc.evaluate import loading
-from hf_posenc.evaluate.cells import cell_progress, measure, try_patches
-from hf_posenc.evaluate.memory import CPU_MEANING, CUDA_MEANING
+from hf_posenc.evaluate.cells import try_patches
+from hf_posenc.evaluate.conditions import conditions
+from hf_posenc.evaluate.grid import Bench, fill, grid
 from hf_posenc.evaluate.perplexity import is_unpatched
-from hf_posenc.evaluate.results import CompareRow, Comparison
+from hf_posenc.evaluate.results import PERPLEXITY, CompareRow, Comparison, TaskRow
+from hf_posenc.evaluate.resume import take_up
 from hf_posenc.evaluate.specs import check_support, parse_specs, resolve_specs
+from hf_posenc.evaluate.stream import TextSource
+from hf_posenc.evaluate.task_cells import TaskSettings, build_documents, plan_tasks
+from hf_posenc.evaluate.windows import windows
 
 DEFAULT_TAIL = 1024
 
@@ -49,35 +52,20 @@ def check_tail(tail: int | None, lengths: Sequence[int]) -> int:
     return tail
 
 
-def conditions(model: Any, *, name: str, tail: int, text: Mapping[str, Any], documents: int = 1) -> dict[str, Any]:
-    """The header of a report: everything that a reader needs to repeat the measurement."""
-    import transformers
+def _loaded(model: Any, tokenizer: Any, dtype: Any, device: str | None, gguf_file: str | None) -> tuple[Any, Any, str]:
+    """The model without a patch, its tokenizer, and its name for a report."""
+    from hf_posenc import unpatch_model
 
-    import hf_posenc
-
-    of = "the text" if documents == 1 else f"each of {documents} documents"
-    return {
-        "model": name,
-        "model_type": model.config.model_type,
-        "trained_length": loading.trained_length(model.config),
-        "protocol": f"Cell (encoding, L): one forward over the first L tokens of {of}, tokens 2 to L scored; "
-        "ppl = exp(mean negative log-likelihood in nats, fp32 log-softmax); "
-        f"ppl_tail the same over the last {tail} of these tokens.",
-        "tail": tail,
-        "text": dict(text),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "attention": model.config._attn_implementation,
-        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device),
-        "threads": torch.get_num_threads(),
-        "peak_memory_bytes": CUDA_MEANING if model.device.type == "cuda" else CPU_MEANING,
-        "versions": {
-            "hf_posenc": hf_posenc.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    if isinstance(model, str | Path):
+        name = loading.public_name(str(model), gguf_file)
+        tokenizer = tokenizer or loading.load_tokenizer(str(model), gguf_file=gguf_file)
+        model = loading.load_model(str(model), dtype=dtype or "float32", device=device, gguf_file=gguf_file)
+        if not is_unpatched(model):
+            unpatch_model(model)
+        return model, tokenizer, name
+    if tokenizer is None or (dtype is not None and loading.parse_dtype(dtype) != model.dtype):
+        raise OptionError("a loaded model needs its tokenizer, and dtype must be the model's own or left out")
+    return model, tokenizer, loading.public_name(model.config._name_or_path, gguf_file)
 
 
 def run_comparison(
@@ -86,77 +74,86 @@ def run_comparison(
     encodings: str | Iterable[Any] = "none,linear,ntk,yarn",
     *,
     lengths: str | Iterable[int | str],
-    text: str | Path | loading.Text,
+    text: str | Path | TextSource | None = None,
+    tasks: str | Iterable[str] = (),
     factor: float | None = None,
     tail: int | None = None,
+    stride: int | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
     gguf_file: str | None = None,
     out: str | Path | None = None,
+    resume: bool = True,
     progress: bool = True,
+    **task_options: Any,
 ) -> Comparison:
     """As `compare`, with the header beside the rows."""
-    from hf_posenc import report, unpatch_model
+    from hf_posenc import report
 
     specs, sizes = resolve_specs(parse_specs(encodings), factor), parse_lengths(lengths)
-    tail, text = check_tail(tail, sizes), loading.Text.of(text)
+    settings = TaskSettings.of(task_options)
+    names, not_run = plan_tasks(tasks, settings) if tasks else ([], {})
+    if text is None and not names:
+        raise OptionError("nothing to measure: give a text for perplexity, tasks (for example passkey), or both")
+    tail = check_tail(tail, sizes) if text is not None else None
+    source = None if text is None else TextSource.of(text)
     folder = report.prepare_folder(out) if out is not None else None
-    named = isinstance(model, str | Path)
-    if named:
-        tokenizer = tokenizer or loading.load_tokenizer(str(model), gguf_file=gguf_file)
-    elif tokenizer is None or (dtype is not None and loading.parse_dtype(dtype) != model.dtype):
-        raise OptionError("a loaded model needs its tokenizer, and dtype must be the model's own or left out")
-    ids = _enough(loading.encode(tokenizer, text), sizes[-1], text.name)
-    name = loading.public_name(str(model) if named else model.config._name_or_path, gguf_file)
-    if named:
-        model = loading.load_model(str(model), dtype=dtype or "float32", device=device, gguf_file=gguf_file)
-        if not is_unpatched(model):
-            unpatch_model(model)
-    check_support(specs, model.config.model_type)
-    effective = try_patches(model, specs)
-    source = {"name": text.name, "sha256": text.sha256, "tokens": len(ids)}
-    header = conditions(model, name=name, tail=tail, text=source) | {"encodings": effective}
-    comparison, cells = Comparison(header), len(specs) * len(sizes)
-    try:
-        with cell_progress(cells, len(specs) * sum(sizes), progress) as advance:
-            for row in measure(model, specs, [ids], sizes, tail, advance=advance):
-                comparison.rows.append(row)
-    finally:
-        # A run that is stopped after hours keeps the cells it has.
-        if folder is not None and comparison.rows:
-            report.write_report(folder, comparison, complete=len(comparison.rows) == cells)
-    return comparison
+    bench = Bench(*_loaded(model, tokenizer, dtype, device, gguf_file), tail, stride, settings)
+    if source is not None:
+        bench.texts.append(_tokens(source, bench.tokenizer, sizes, stride))
+    bench.documents.update(build_documents(bench.tokenizer, names, sizes, settings))
+    check_support(specs, bench.model.config.model_type)
+    scored = source and {"name": source.name, "sha256": source.sha256(), "tokens": len(bench.texts[0])}
+    asked = settings.described() if names else None
+    header = conditions(bench.model, name=bench.name, tail=tail, stride=stride, text=scored or None, tasks=asked)
+    header |= try_patches(bench.model, specs, sizes[-1]) | {"not_run": not_run}
+    cells = grid(specs, [*([PERPLEXITY] if source else []), *names], sizes)
+    begun = take_up(folder, header, resume)
+    return fill(bench, cells, begun, folder, progress=progress)
 
 
-def _enough(ids: Tensor, longest: int, name: str) -> Tensor:
+def _tokens(source: TextSource, tokenizer: Any, lengths: Sequence[int], stride: int | None) -> Tensor:
+    """As many tokens as the cells read: all of the text where windows move over it."""
+    longest = lengths[-1]
+    ids = source.tokens(tokenizer, longest) if stride is None else source.all_tokens(tokenizer)
     if len(ids) < longest:
-        raise OptionError(f"the text {name} has {len(ids)} tokens; the longest length needs {longest}")
+        raise OptionError(f"the text {source.name} has {len(ids)} tokens; the longest length needs {longest}")
+    if stride is not None:
+        for length in lengths:
+            windows(len(ids), length, stride)
     return ids
 
 
 def compare(
     model: Any, tokenizer: Any = None, encodings: Any = "none,linear,ntk,yarn", **options: Any
-) -> list[CompareRow]:
-    """Perplexity by length of one model under several encodings; one row a cell.
+) -> list[CompareRow | TaskRow]:
+    """Perplexity and task scores by length of one model under several encodings; one row a cell.
 
-    The cell (encoding, L) is one forward over the first L tokens of the text, tokens 2 ... L scored, in fp32 by
-    default. The model is loaded once and patched for each encoding; `none` is the model without a patch, also where its
-    folder holds one. Everything is checked before the first forward; a cell that cannot be measured (past a table's
-    end, out of memory) has an `error`, and the others go on.
+    The perplexity cell (encoding, L) is one forward over the first L tokens of the text, tokens 2 ... L scored, in fp32
+    by default; with `stride`, windows of L tokens move over the whole text, and every token is scored once. The model
+    is loaded once and patched for each encoding; `none` is the model without a patch, also where its folder holds one.
+    Everything is checked before the first forward; a cell that cannot be measured (past a table's end, out of memory)
+    has an `error`, and the others go on.
 
     Args:
         model: a loaded causal language model, or what names one: a folder, a hub id, `demo:llama`.
         tokenizer: its tokenizer; may be left out when `model` is a name.
         encodings: `none,linear,yarn:factor=4,beta_fast=16`, or a sequence of such and of `Encoding` objects.
         lengths: in tokens, `2048,8192` or a sequence.
-        text: a `Path` to a UTF-8 file, or the text itself.
+        text: a `Path` to a UTF-8 file, or the text itself; without one there are no perplexities.
+        tasks: `passkey,niah_single_1`, `ruler_no_files`, ... (`hf_posenc.eval_tasks`), each scored at every length.
         factor: given to each encoding that takes one and names none of its own.
         tail: tokens of the second figure, below the shortest length; by default 1024 or half of the shortest length.
+        stride: tokens by which windows move, below the shortest length; by default one window.
+        form, num_samples, seed, haystack, qa, batch_size: of the tasks, as in `run_tasks`.
         dtype, device, gguf_file: how a named model is loaded; float32, the first GPU or else the CPU.
-        out: a folder for results.json, results.csv and perplexity.png.
+        out: a folder for report.html, results.json, CSV and PNG. Each cell is there as soon as it is measured, and a
+            further run into the same folder, under the same conditions, measures only what is missing.
+        resume: False measures all cells anew, whatever `out` holds.
         progress: show a bar on stderr.
 
     Raises:
         PosencError: anything above is missing, misspelt, too short or not writable; nothing has been computed by then.
     """
-    return run_comparison(model, tokenizer, encodings, **options).rows
+    comparison = run_comparison(model, tokenizer, encodings, **options)
+    return [*comparison.rows, *comparison.task_rows]

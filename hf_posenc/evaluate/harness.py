@@ -81,6 +81,7 @@ class PosencLM(HFLM):  # type: ignore[misc]
         pretrained: a checkpoint, an adapter's folder, a patched or merged model, `demo:llama`; or a loaded model.
         encoding: a name of `hf_posenc.list_encodings()`; its options are further arguments (`factor=4`).
         max_length: the most tokens a request may have; by default what the positions reach (see `reach`).
+        bars: show lm-eval's own progress bars.
         kwargs: as lm-eval's `hf` takes them; what it does not know goes to Transformers.
 
     Raises:
@@ -89,12 +90,13 @@ class PosencLM(HFLM):  # type: ignore[misc]
 
     tokenizer: Any
 
-    def __init__(self, pretrained: Any, *, encoding: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, pretrained: Any, *, encoding: str | None = None, bars: bool = True, **kwargs: Any) -> None:
         from hf_posenc.evaluate.loading import parse_device, resolve_model
 
         refused = [name for name in _REFUSED if kwargs.get(name)]
         if refused:
             raise OptionError(f"{', '.join(refused)}: {NAME} does not take it; use lm-eval's own model 'hf'")
+        self._bars = bars
         self._encoding, self._options = encoding, options_of(encoding, kwargs)
         self._names: dict[Any, str] = {}
         self._kept: tuple[int, int] | None = None
@@ -190,7 +192,7 @@ class PosencLM(HFLM):  # type: ignore[misc]
         """Greedy answers; raises `ReachError` for a prompt that leaves no room for one."""
         self._refuse_auto_without_limit()
         self._names = {request.args[0]: request.task_name for request in requests}
-        return super().generate_until(list(requests), disable_tqdm=disable_tqdm)
+        return super().generate_until(list(requests), disable_tqdm=disable_tqdm or not self._bars)
 
     def tok_batch_encode(
         self,
@@ -212,12 +214,12 @@ class PosencLM(HFLM):  # type: ignore[misc]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """(log-likelihood in nats, is greedy) of each continuation; raises `ReachError` instead of truncating."""
         self._names = {tuple(request.args): request.task_name for request in requests}
-        return super().loglikelihood(list(requests), disable_tqdm=disable_tqdm)
+        return super().loglikelihood(list(requests), disable_tqdm=disable_tqdm or not self._bars)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts, in windows of `max_length`."""
         self._refuse_auto_without_limit()
-        return super().loglikelihood_rolling(list(requests), disable_tqdm=disable_tqdm)
+        return super().loglikelihood_rolling(list(requests), disable_tqdm=disable_tqdm or not self._bars)
 
     def _refuse_auto_without_limit(self) -> None:
         if self.batch_size == "auto" and self.max_length == UNLIMITED:

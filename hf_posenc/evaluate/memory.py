@@ -68,6 +68,13 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
             peak.bytes = max(0, highest - before)
 
 
+def free_memory(device: torch.device) -> None:
+    """Let go of what a failed cell held, so that the next has all there is."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out, on a device or on the CPU (where torch raises a bare RuntimeError)."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

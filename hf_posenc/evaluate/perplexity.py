@@ -1,18 +1,35 @@
-"""Per-token negative log-likelihood of one long text, in memory that grows with n and never with n x vocabulary."""
+"""Per-token negative log-likelihood of a long text, in memory that grows with n and never with n x vocabulary.
+
+Two protocols: one forward over the whole text (`token_nll`), or windows that move over it (`windowed_nll`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_posenc.errors import OptionError, ReachError, UnsupportedError
+from hf_posenc.evaluate.windows import windows
 from hf_posenc.modules import evaluating
 
-CHUNK_BYTES = 1 << 26
-"""Size of one block of fp32 logits, in bytes (64 MiB)."""
+__all__ = [
+    "check_reach",
+    "is_unpatched",
+    "negative_log_likelihood",
+    "ppl",
+    "ppl_tail",
+    "table_reach",
+    "token_nll",
+    "windowed_nll",
+]
+
+CHUNK_BYTES = 1 << 25
+"""Size of one block of fp32 logits, in bytes (32 MiB): the head's weights are read once for all rows of a block."""
+CACHED_BYTES = 1 << 22
+"""Size of the part of a block that logsumexp takes at a time (4 MiB): its exponentials stay in a core's cache."""
 
 
 def table_reach(model: nn.Module) -> int | None:
@@ -50,7 +67,7 @@ def check_reach(model: nn.Module, length: int) -> None:
 
 
 def _hidden_states(model: Any, input_ids: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
-    """The head, all that it is given in one forward, (1, n, width), and the model's own logits of the last position.
+    """The head, its whole input in one forward, (rows, n, width), and the model's own logits of the last position.
 
     The whole model is called, so that every hook and keyword of the host is in play; a pre-hook on the head keeps its
     input and lets only the last position through. So logits of size n x vocabulary never exist, and the host need not
@@ -94,7 +111,37 @@ def negative_log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
     Not torch's cross_entropy, whose float32 on the CPU is too low by 8e-6 nats in the mean at V = 49152: a thousandth
     of a perplexity of 130.
     """
-    return logits.logsumexp(-1) - logits.gather(-1, targets[:, None])[:, 0]
+    rows = max(1, CACHED_BYTES // (4 * logits.shape[-1])) if logits.device.type == "cpu" else len(logits)
+    total = torch.cat([part.logsumexp(-1) for part in logits.split(rows)])
+    return total - logits.gather(-1, targets[:, None])[:, 0]
+
+
+def _last_nll(model: Any, ids: Tensor, new: Sequence[int], chunk_bytes: int) -> list[Tensor]:
+    """Nats of the last `new[row]` tokens of each row of `ids`, (rows, n), from one forward: each (new[row],), CPU."""
+    head, hidden, own = _hidden_states(model, ids)
+    finish = _finishing(model.config)
+    last = finish(head(hidden[:, -1:]))
+    if not torch.allclose(last.float(), own.float().to(last.device), rtol=1e-3, atol=1e-3, equal_nan=True):
+        raise UnsupportedError(f"{type(model).__name__} alters its logits after the head in a way not known here")
+    targets = ids.to(last.device)
+    step = max(1, chunk_bytes // (4 * last.shape[-1]))
+    length = ids.shape[1]
+
+    def block(row: int, start: int) -> Tensor:
+        stop = min(start + step, length - 1)
+        logits = finish(head(hidden[row : row + 1, start:stop]))[0].float()
+        return negative_log_likelihood(logits, targets[row, start + 1 : stop + 1]).cpu()
+
+    return [
+        torch.cat([block(row, start) for start in range(length - 1 - count, length - 1, step)])
+        for row, count in enumerate(new)
+    ]
+
+
+def _one_text(input_ids: Tensor) -> Tensor:
+    if input_ids.numel() != input_ids.shape[-1] or input_ids.numel() < 2:
+        raise OptionError(f"input_ids must be one text of at least 2 tokens, not of shape {tuple(input_ids.shape)}")
+    return input_ids.reshape(-1)
 
 
 @torch.inference_mode()
@@ -111,24 +158,48 @@ def token_nll(model: Any, input_ids: Tensor, *, chunk_bytes: int = CHUNK_BYTES) 
         input_ids: the tokens of one text, (n,) or (1, n), n >= 2.
         chunk_bytes: bytes of fp32 logits that may exist at a time.
     """
-    ids = input_ids.reshape(1, -1).to(model.device)
-    if input_ids.numel() != input_ids.shape[-1] or ids.shape[1] < 2:
-        raise OptionError(f"input_ids must be one text of at least 2 tokens, not of shape {tuple(input_ids.shape)}")
+    ids = _one_text(input_ids)
     with evaluating(model):
-        head, hidden, own = _hidden_states(model, ids)
-        finish = _finishing(model.config)
-        last = finish(head(hidden[:, -1:]))
-        if not torch.allclose(last.float(), own.float().to(last.device), rtol=1e-3, atol=1e-3, equal_nan=True):
-            raise UnsupportedError(f"{type(model).__name__} alters its logits after the head in a way not known here")
-        targets = ids[0, 1:].to(last.device)
-        step = max(1, chunk_bytes // (4 * last.shape[-1]))
-        blocks = [
-            negative_log_likelihood(
-                finish(head(hidden[:, at : min(at + step, len(targets))]))[0].float(), targets[at : at + step]
-            ).cpu()
-            for at in range(0, len(targets), step)
-        ]
-    return torch.cat(blocks)
+        return _last_nll(model, ids[None].to(model.device), [len(ids) - 1], chunk_bytes)[0]
+
+
+@torch.inference_mode()
+def windowed_nll(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    window: int,
+    stride: int | None = None,
+    batch_size: int = 1,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Tensor:
+    """Negative log-likelihood of tokens 2 ... n, each given those before it in its window: nats, fp32, (n - 1,), CPU.
+
+    Every token is scored exactly once, in the windows of `windows(n, window, stride)`: after the first window, with at
+    least `window` - `stride` tokens before it. exp of the plain mean is the perplexity weighted by tokens.
+
+    Args:
+        model: a causal language model of Transformers.
+        input_ids: the tokens of one text, (n,) or (1, n), n >= 2.
+        window: tokens of one forward, at least 2.
+        stride: tokens by which the window moves, 1 to `window` - 1; by default `window` - 1, the fewest forwards.
+        batch_size: windows of one forward.
+        chunk_bytes: bytes of fp32 logits that may exist at a time.
+
+    Raises:
+        OptionError: a window, stride or batch size that is not allowed.
+    """
+    ids = _one_text(input_ids)
+    plan = windows(len(ids), window, stride)
+    if batch_size < 1:
+        raise OptionError(f"batch_size must be at least 1; got {batch_size}")
+    found: list[Tensor] = []
+    with evaluating(model):
+        for at in range(0, len(plan), batch_size):
+            batch = plan[at : at + batch_size]
+            rows = torch.stack([ids[w.begin : w.end] for w in batch]).to(model.device)
+            found += _last_nll(model, rows, [w.new for w in batch], chunk_bytes)
+    return torch.cat(found)
 
 
 def ppl(nll: Tensor) -> float:

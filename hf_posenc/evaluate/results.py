@@ -74,6 +74,13 @@ class Comparison:
     complete: bool = False
     """Whether every cell that was asked for is there."""
 
+    def add(self, row: CompareRow | TaskRow) -> None:
+        """One more cell."""
+        if isinstance(row, TaskRow):
+            self.task_rows.append(row)
+        else:
+            self.rows.append(row)
+
     def as_json(self) -> dict[str, Any]:
         """Plain dicts and lists; `from_json` reads them back."""
         return asdict(self)

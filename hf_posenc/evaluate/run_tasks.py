@@ -112,6 +112,7 @@ def run_tasks(
     haystack: str | Path | None = None,
     qa: str | Path | None = None,
     include_path: str | Path | None = None,
+    bars: bool = True,
     **model_args: Any,
 ) -> EvalResults | None:
     """Scores of `model` on `tasks` at each of `lengths`; None on all but the first process of a data-parallel run.
@@ -125,6 +126,7 @@ def run_tasks(
         form: `generate` scores the greedy answer; `loglikelihood` the right one, in one forward.
         num_samples, seed: documents a length, and which.
         haystack, qa: the user's files for the tasks that need one. Without, those of a group are in `not_run`.
+        bars: show lm-eval's own progress bars.
         model_args: to the model class: max_length, dtype, device, ...
 
     Raises:
@@ -146,7 +148,7 @@ def run_tasks(
         if encoding is not None:
             create(encoding, **given)
         with patched(model, encoding, **given) if loaded and encoding else nullcontext():
-            lm = _make_lm(model, tokenizer, encoding, given, {"batch_size": batch_size, **model_args})
+            lm = _make_lm(model, tokenizer, encoding, given, {"batch_size": batch_size, "bars": bars, **model_args})
             check_lengths(lm, plan.tasks, sizes)
             notes = past_aim(lm.model, sizes)
             metadata["tokenizer"] = lm.tokenizer

@@ -1,0 +1,127 @@
+"""What `config.json` says of a patched model that plain Transformers cannot hold: enough that nobody loads it unpatched.
+
+In memory such a model's config is what it always was: the same model type, the same class name, the same values. In
+the file the model type and the architecture are others, which plain Transformers and other readers do not know, and
+one number is a sentence, over which a host's own class (`LlamaForCausalLM.from_pretrained`) stumbles, quoting it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+OWN_TYPE = "posenc" + "_"
+OWN_CLASS = "Posenc"
+OWN_CODE = "modeling_" + "posenc"  # the file that an exported model brings along
+HELD = "held"  # in the record: the number in whose place the sentence stands
+GUARDS = ("initializer_range", "init_std", "vocab_size")  # typed in the hosts' own config classes, so it is checked
+
+_RECORD = "hf_posenc"
+
+
+def mark(raw: dict[str, Any]) -> dict[str, Any]:
+    """What goes into `config.json` in the place of `raw`: for a record that plain Transformers does not hold."""
+    record = raw.get(_RECORD)
+    if not isinstance(record, dict) or record.get("native") is not False or is_marked(raw):
+        return raw
+    new = {**raw, "model_type": OWN_TYPE + raw["model_type"]}
+    new["architectures"] = [OWN_CLASS + name.removeprefix(OWN_CLASS) for name in raw.get("architectures") or []]
+    guard = next((key for key in GUARDS if key in raw), None)
+    if guard is not None:
+        new[_RECORD] = {**record, HELD: {guard: raw[guard]}}
+        how = "AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True) or " if has_own_code(raw) else ""
+        new[guard] = (
+            f"this checkpoint is patched with {record.get('encoding')}, which {raw['model_type']} alone cannot "
+            f"express; load it with {how}hf_posenc.from_pretrained"
+        )
+    return new
+
+
+def has_own_code(raw: dict[str, Any]) -> bool:
+    """Whether the code that an export brings along is named."""
+    return any(str(name).startswith(OWN_CODE) for name in (raw.get("auto_map") or {}).values())
+
+
+def is_marked(raw: dict[str, Any]) -> bool:
+    """Whether this is the content of a marked `config.json`."""
+    return str(raw.get("model_type", "")).startswith(OWN_TYPE)
+
+
+def unmark(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config's own values again, with the record."""
+    if not is_marked(raw):
+        return raw
+    new = {**raw, "model_type": raw["model_type"].removeprefix(OWN_TYPE)}
+    new["architectures"] = [name.removeprefix(OWN_CLASS) for name in raw.get("architectures") or []]
+    new = {key: value for key, value in new.items() if not (key in GUARDS and isinstance(value, str))}
+    record = new.get(_RECORD)
+    if isinstance(record, dict):
+        new[_RECORD] = {key: value for key, value in record.items() if key != HELD}
+        held = record.get(HELD)
+        new |= {key: value for key, value in held.items() if key in GUARDS} if isinstance(held, dict) else {}
+    return new
+
+
+class MarkedOnDisk:
+    """Mixin of a host's config class: `config.json` is marked, what is read from there is not."""
+
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """As the host library writes it, then marked."""
+        super().to_json_file(json_file_path, use_diff=use_diff)  # type: ignore[misc]
+        file = Path(json_file_path)
+        marked = mark(json.loads(file.read_text(encoding="utf-8")))
+        file.write_text(json.dumps(marked, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As the host library finds it, of unmarked values: else it would warn of a foreign model type."""
+        raw, rest = super().get_config_dict(*args, **kwargs)  # type: ignore[misc]
+        return unmark(raw), rest
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As the host library reads it, of unmarked values."""
+        return super().from_dict(unmark(config_dict), **kwargs)  # type: ignore[misc]
+
+
+class MadeConfig(MarkedOnDisk):
+    """Mixin of config classes that are made at run time; a copy or a pickle names how, and not the class."""
+
+    host: ClassVar[Any]
+    how: ClassVar[tuple[Callable[[Any], Any], Any]]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return empty_config, type(self).how, self.__dict__
+
+
+@cache
+def marked_on_disk(host: type) -> Any:
+    """The config class `host`, by its own name, that writes marked files: the library finds classes by name."""
+    if issubclass(host, MarkedOnDisk):
+        return host
+    members = {"__module__": host.__module__, "__qualname__": host.__qualname__, "__doc__": host.__doc__}
+    return type(host.__name__, (MadeConfig, host), {**members, "host": host, "how": (marked_on_disk, host)})
+
+
+def empty_config(make: Callable[[Any], Any], argument: Any) -> Any:
+    """An empty config of a made class, to be filled with a state."""
+    cls = make(argument)
+    return cls.__new__(cls)
+
+
+def write_marked(config: Any) -> None:
+    """From now on `config`, which must be the model's own, is marked where it is written to disk."""
+    config.__class__ = marked_on_disk(type(config))
+
+
+def plain(config: Any) -> Any:
+    """The same config as an instance of the host's own class, without the code that an export brings along."""
+    host = getattr(type(config), "host", None)
+    if host is not None:
+        config.__class__ = host
+    if has_own_code(vars(config)):
+        del config.auto_map
+    return config

@@ -1,0 +1,199 @@
+"""What vLLM and llama.cpp are given, and what they are refused: the table, the keys, the lengths, the GGUF file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from pairs import HOSTS, Pair, logits
+from refusals import assert_refused
+from tiny import LENGTH, tiny_ids, tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_posenc import demo, export, get_encoding, patch_model
+from hf_posenc.exporting import gguf_file
+from hf_posenc.exporting.targets import row, subject
+
+# encoding → how vLLM and llama.cpp hold it on a RoPE host
+ON_LLAMA = {
+    "rope": ("config", "config"),
+    "linear": ("config", "config"),
+    "ntk": ("config", "config"),
+    "ntk_by_parts": ("config", "config"),
+    "yarn": ("config", "config"),
+    "llama3": ("config", "config"),
+    "longrope": ("approximation", "approximation"),
+    "dynamic_ntk": ("approximation", "refused"),
+    "dynamic_yarn": ("refused", "refused"),
+    "alibi": ("refused", "refused"),
+    "sinusoidal": ("refused", "refused"),
+    "learned": ("refused", "refused"),
+    "nope": ("refused", "refused"),
+}
+LISTS = {"short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)]}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"factor": 2} for name in ("linear", "ntk", "ntk_by_parts", "yarn", "llama3", "dynamic_ntk")},
+    "longrope": {"factor": 2, **LISTS},
+    "learned": {"max_position_embeddings": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(demo.model_path("llama"))
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", ON_LLAMA)
+def test_the_table(host: str, name: str, tokenizer: Any, tmp_path: Path) -> None:
+    """Every refusal raises with the words of the table and writes nothing; everything else is written."""
+    options = {**OPTIONS.get(name, {})}
+    if host == "bloom" and name not in ("alibi", "learned", "nope", "sinusoidal"):
+        options["original_max_position_embeddings"] = LENGTH
+    if name == "longrope" and host != "llama":
+        options |= {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    model = patch_model(tiny_model(host), name, **options)
+    verdicts = {verdict.target: verdict for verdict in row(subject(model))}
+    own = {"gpt2": "learned", "bloom": "alibi"}.get(host)
+    want = ON_LLAMA[name] if host == "llama" else (("config",) * 2 if name == own else ("refused",) * 2)
+    assert (verdicts["vllm"].how, verdicts["gguf"].how) == want
+    for target in ("vllm", "gguf"):
+        place, verdict = tmp_path / target, verdicts[target]
+        if verdict.refused:
+            words = f"{name}|{verdict.text}"
+            assert_refused(NotImplementedError, words, lambda: export(model, place, target, tokenizer=tokenizer), model)
+            assert list(tmp_path.iterdir()) == [] or not place.exists()
+        else:
+            made = export(model, place, target, tokenizer=tokenizer)
+            assert made.verdict == verdict and (place / "tokenizer.json").is_file()
+            assert "posenc" not in config_of(place)["model_type"] and "auto_map" not in config_of(place)
+
+
+@pytest.mark.parametrize("target", ["vllm", "gguf"])
+@pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "ntk_by_parts", "llama3", "rope"])
+def test_keys_of_both_versions(name: str, target: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """What version 4 reads says the same as what version 5 reads, and the folder loads here with the same logits."""
+    model = patch_model(tiny_model("llama"), name, **OPTIONS.get(name, {}))
+    made = export(model, tmp_path / "out", target, tokenizer=tokenizer)
+    raw = config_of(made.path)
+    parameters = raw["rope_parameters"]
+    assert raw["rope_theta"] == parameters["rope_theta"]
+    if parameters["rope_type"] == "default":
+        assert "rope_scaling" not in raw
+    else:
+        assert raw["rope_scaling"]["type"] == raw["rope_scaling"]["rope_type"] == parameters["rope_type"]
+        assert raw["rope_scaling"]["factor"] == 2.0
+    if name != "rope":
+        assert raw["max_position_embeddings"] == 2 * LENGTH
+    if target == "vllm":
+        length = LENGTH if name == "rope" else 2 * LENGTH
+        assert made.load == (f"vllm serve {made.path} --max-model-len {length}",)
+    loaded = AutoModelForCausalLM.from_pretrained(made.path)
+    assert torch.equal(logits(loaded, tiny_ids(60)), logits(model, tiny_ids(60)))
+
+
+def test_a_temperature_of_its_own_for_vllm(tokenizer: Any, tmp_path: Path) -> None:
+    """vLLM multiplies 0.1 ln s + 1 by `attn_factor`, and reads no `attention_factor`; the usual one is left out."""
+    usual = patch_model(tiny_model("llama"), "yarn", factor=4)
+    raw = config_of(export(usual, tmp_path / "usual", "vllm", tokenizer=tokenizer).path)
+    assert not {"attention_factor", "attn_factor"} & set(raw["rope_parameters"])
+    for name, options, want in (("yarn", {"attention_factor": 1.5}, 1.5), ("ntk_by_parts", {}, 1.0)):
+        model = patch_model(tiny_model("llama"), name, factor=4, **options)
+        raw = config_of(export(model, tmp_path / name, "vllm", tokenizer=tokenizer).path)
+        for parameters in (raw["rope_parameters"], raw["rope_scaling"]):
+            assert parameters["attn_factor"] * oracle.temperature(4) == pytest.approx(want)
+    model = patch_model(tiny_model("llama"), "longrope", factor=2, **LISTS, attention_factor=0.7)
+    raw = config_of(export(model, tmp_path / "long", "vllm", tokenizer=tokenizer).path)
+    assert raw["rope_parameters"]["short_mscale"] == raw["rope_parameters"]["long_mscale"] == 0.7
+
+
+@pytest.mark.parametrize("name", ["dynamic_ntk", "longrope"])
+def test_approximations_say_so(name: str, tokenizer: Any, tmp_path: Path) -> None:
+    """The folder holds the host library's own type, and its record says that this is what it is."""
+    model = patch_model(tiny_model("llama"), name, **OPTIONS[name])
+    made = export(model, tmp_path / "out", "vllm", tokenizer=tokenizer)
+    assert made.notes and "pproximation" in made.notes[-1] and made.load[0].endswith(f"--max-model-len {2 * LENGTH}")
+    loaded = AutoModelForCausalLM.from_pretrained(made.path)
+    whole = patch_model(tiny_model("llama"), name, **OPTIONS[name], schedule="whole")
+    assert get_encoding(loaded) == get_encoding(whole)
+    assert torch.equal(logits(loaded, tiny_ids(60)), logits(whole, tiny_ids(60)))
+    assert "pproximation" in (made.path / "README.md").read_text()
+
+
+def test_dynamic_ntk_without_a_factor(tokenizer: Any, tmp_path: Path) -> None:
+    model = patch_model(tiny_model("llama"), "dynamic_ntk")
+    call = lambda: export(model, tmp_path / "out", "vllm", tokenizer=tokenizer)  # noqa: E731
+    assert_refused(NotImplementedError, "factor|give dynamic_ntk one", call, model)
+
+
+COMPLETED = [
+    ("yarn", {"factor": 2, "attention_factor": 1.3}),
+    ("yarn", {"factor": 4, "truncate": False, "beta_fast": 4}),
+    ("ntk_by_parts", {"factor": 2}),
+    ("longrope", {"factor": 2, **LISTS}),
+    ("longrope", {"factor": 2, **LISTS, "attention_factor": 0.9}),
+    ("yarn", {"factor": 2}),
+    ("llama3", {"factor": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), COMPLETED, ids=str)
+def test_what_the_converter_drops_is_put_back(name: str, options: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """In a file such as the converter writes; numbers against the oracle."""
+    gguf = pytest.importorskip("gguf")
+    made = export(patch_model(tiny_model("llama"), name, **options), tmp_path / "out", "gguf", tokenizer=tokenizer)
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(options["factor"])
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    writer.add_tensor("token_embd.weight", np.ones((4, 8), dtype=np.float32))
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, step)()
+    before = file.read_bytes()
+    done = gguf_file.complete(file, made.path)
+    assert (
+        done
+        == any("gguf_file" in line for line in made.load)
+        == (name not in ("llama3",) and len(options) > 1 or name == "ntk_by_parts")
+    )
+    if not done:
+        assert file.read_bytes() == before
+        return
+    reader = gguf.GGUFReader(str(file))
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    assert (tensors["token_embd.weight"] == 1).all()
+    assert reader.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    factor = reader.fields["llama.rope.scaling.attn_factor"].contents()
+    wanted = {"dim": 16, "theta": 10000.0, "length": LENGTH}
+    for t, tensor in ((0, "rope_factors_short.weight"), (LENGTH, "rope_factors_long.weight"), (0, "rope_freqs.weight")):
+        if tensor in tensors:
+            inv_freq, scale = oracle.rotation(name, t, **wanted, **options)
+            assert np.allclose(oracle.frequencies(16, 10000.0) / tensors[tensor], inv_freq, rtol=1e-5)
+            assert factor == pytest.approx(scale)
+    if len(tensors) == 1:
+        _, scale = oracle.rotation(name, 0, **wanted, **options)
+        assert factor * oracle.temperature(options["factor"]) == pytest.approx(scale)
+
+
+def test_files_that_cannot_be_completed(tokenizer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    model = Pair("llama", "ntk_by_parts", {"factor": 2}).patched()
+    made = export(model, tmp_path / "out", "gguf", tokenizer=tokenizer)
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    assert_refused(OSError, "broken", lambda: gguf_file.complete(broken, made.path))
+    assert_refused(OSError, "missing", lambda: gguf_file.complete(tmp_path / "missing.gguf", made.path))
+    assert_refused(OSError, "config.json", lambda: gguf_file.complete(broken, tmp_path))
+    plain = export(tiny_model("llama"), tmp_path / "plain", "gguf", tokenizer=tokenizer)
+    assert not gguf_file.complete(broken, plain.path), "nothing that it could lack"
+    assert sorted(tmp_path.glob(".gguf*")) == []
