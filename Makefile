@@ -12,9 +12,11 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(PYTEST)
 
-# Every pair of an architecture and an encoding, too; up to an hour on two cores.
+# Every pair of an architecture and an encoding, and exported models in llama.cpp; up to an hour on two cores. Where
+# llama.cpp cannot be built, its tests are skipped and say so.
 test-all: $(VENV)/.installed
-	$(PYTEST) -m ''
+	-@$(MAKE) --no-print-directory $(LLAMACPP)/.installed
+	HF_POSENC_LLAMACPP=$(abspath $(LLAMACPP)) $(PYTEST) -m ''
 
 # The oldest Transformers that is claimed to work, in an environment of its own.
 OLDEST := 5.4.0
@@ -43,5 +45,16 @@ $(VENV)-oldest/.installed: pyproject.toml constraints.txt
 	$(VENV)-oldest/bin/pip install --quiet --constraint $(VENV)-oldest/constraints.txt 'transformers==$(OLDEST)' --editable '.[test]'
 	touch $@
 
+# llama.cpp with its own converter, in an environment of its own; built from source, ten minutes on two cores.
+LLAMACPP = $(VENV)-llamacpp
+LLAMACPP_VERSION := 0.3.36
+$(LLAMACPP)/.installed:
+	rm -rf $(LLAMACPP)
+	$(PYTHON) -m venv $(LLAMACPP)
+	$(LLAMACPP)/bin/pip download --quiet --no-deps --no-binary :all: --dest $(LLAMACPP)/source llama-cpp-python==$(LLAMACPP_VERSION)
+	tar -xzf $(LLAMACPP)/source/*.tar.gz --strip-components 1 --directory $(LLAMACPP)/source
+	$(LLAMACPP)/bin/pip install --quiet $(LLAMACPP)/source/*.tar.gz
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-oldest demo-results build *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(LLAMACPP) demo-results build *.egg-info

@@ -66,7 +66,7 @@ def stand_in(model_type: str) -> Any:
 
     from .marking import OWN_CLASS, OWN_TYPE
 
-    def from_dict(cls: Any, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+    def from_dict(cls: Any, /, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         return known_config(model_type).from_dict(config_dict, **kwargs)
 
     members = {"model_type": OWN_TYPE + model_type, "from_dict": classmethod(from_dict), "__module__": __name__}
@@ -96,7 +96,7 @@ def loader(model_class: type, config_class: type) -> type:
     """What an auto class finds for a marked checkpoint: loads it patched, as a `model_class`."""
     from .marking import OWN_CLASS, plain
 
-    def from_pretrained(cls: Any, path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_pretrained(cls: Any, /, path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         from .checkpoint import from_pretrained
 
         for passed_down in ("adapter_kwargs", "_from_auto", "_commit_hash"):
@@ -104,7 +104,7 @@ def loader(model_class: type, config_class: type) -> type:
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         return from_pretrained(path, auto_class=model_class, config=config, **kwargs)
 
-    def from_config(cls: Any, config: Any, **kwargs: Any) -> Any:
+    def from_config(cls: Any, /, config: Any, **kwargs: Any) -> Any:
         from . import record
         from .checkpoint import restore_base
         from .patching import patch_model

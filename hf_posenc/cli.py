@@ -147,8 +147,8 @@ def _readers(model: Any, folder: Path) -> list[str]:
         return [f"plain Transformers reads it with its encoding: AutoModelForCausalLM.from_pretrained({str(folder)!r})"]
     return [
         f"read it with hf_posenc.from_pretrained({str(folder)!r})",
-        f"plain Transformers cannot express {saved.name if saved else 'it'}, and refuses the folder; `hf-posenc export` "
-        "writes one that it loads with no hf_posenc installed",
+        f"plain Transformers cannot express {saved.name if saved else 'it'}, and refuses the folder; `hf-posenc "
+        "export` writes one that it loads with no hf_posenc installed",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What `config.json` says of a patched model that plain Transformers cannot hold: enough that nobody loads it unpatched.
+"""What `config.json` says of a patched model that plain Transformers cannot hold, so that nobody loads it unpatched.
 
 In memory such a model's config is what it always was: the same model type, the same class name, the same values. In
 the file the model type and the architecture are others, which plain Transformers and other readers do not know, and
@@ -98,7 +98,7 @@ class MadeConfig(MarkedOnDisk):
 
 
 @cache
-def marked_on_disk(host: type) -> Any:
+def marked_on_disk(host: Any) -> Any:
     """The config class `host`, by its own name, that writes marked files: the library finds classes by name."""
     if issubclass(host, MarkedOnDisk):
         return host
@@ -114,7 +114,8 @@ def empty_config(make: Callable[[Any], Any], argument: Any) -> Any:
 
 def write_marked(config: Any) -> None:
     """From now on `config`, which must be the model's own, is marked where it is written to disk."""
-    config.__class__ = marked_on_disk(type(config))
+    host: Any = type(config)
+    config.__class__ = marked_on_disk(host)
 
 
 def plain(config: Any) -> Any:

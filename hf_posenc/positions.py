@@ -106,7 +106,7 @@ def is_plain(positions: Tensor, counted: Tensor) -> bool:
 
 def may_hide_old_keys(mask: Any) -> bool:
     """Whether later calls with such a mask, prepared and 4-D, may tell nothing of the first keys: a window forgets."""
-    return isinstance(mask, Tensor) and mask.ndim == 4 or isinstance(mask, dict) and "full_attention" not in mask
+    return (isinstance(mask, Tensor) and mask.ndim == 4) or (isinstance(mask, dict) and "full_attention" not in mask)
 
 
 def remembered(cache: Any, past: int, batch: int) -> Tensor | None:

@@ -81,7 +81,7 @@ class Probe:
         if found is None or found.shape[:2] != ids.shape:
             raise UnsupportedError(
                 f"verify needs one output a token, and {type(self.model).__name__} gives none; verify its backbone, "
-                "e.g. verify(model.base_model)"
+                f"e.g. verify(model.{getattr(self.model, 'base_model_prefix', '') or 'base_model'})"
             )
         return found.float()
 

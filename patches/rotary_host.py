@@ -164,11 +164,12 @@ class RotaryHostPatch(Patch):
             config.max_position_embeddings = max(encoding.reach() or length, length)
 
     def turns(self, rotary: Any) -> bool:
-        """Whether a rotary module can be called at all."""
+        """Whether a rotary module can be called, far out and again."""
         kind = () if self.layout.layer_type is None else (self.layout.layer_type,)
         try:
-            rotary(torch.zeros(1), torch.zeros(1, 1, dtype=torch.long), *kind)
-        except UnboundLocalError:  # in 5.4.0, of a layer type's longrope
+            for _ in range(2):
+                rotary(torch.zeros(1), torch.full((1, 1), 10**6), *kind)
+        except UnboundLocalError:  # in 5.4.0, of a layer type's longrope, the second time
             return False
         return True
 

@@ -45,7 +45,8 @@ for name, folder in folders.items():
         found[name] = model(ids, use_cache=False).logits
         padded = torch.cat((short.new_full((1, 9), 3), short), dim=1)
         mask = (torch.arange(padded.shape[1]) >= 9).long()[None]
-        found[name + " padded"] = model(padded, attention_mask=mask, use_cache=False, **positions(model, mask)).logits[:, 9:]
+        where = positions(model, mask)
+        found[name + " padded"] = model(padded, attention_mask=mask, use_cache=False, **where).logits[:, 9:]
     given = {"do_sample": False, "pad_token_id": 0}
     new = 12
     with_cache = model.generate(padded, attention_mask=mask, max_new_tokens=new, **given)

@@ -176,7 +176,7 @@ def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "create_branch", FakeApi().create_branch, raising=False)
     model = Pair("llama", "alibi", {"factor": 2}).patched()
     model.push_to_hub("someone/alibi")
-    model.save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="someone/alibi")
+    model.save_pretrained(str(tmp_path / "saved"), push_to_hub=True, repo_id="someone/alibi")
     assert len(pushed) == 2
     for number, files in enumerate(pushed):
         assert {"config.json", "model.safetensors"} <= set(files)
@@ -189,7 +189,7 @@ def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_adapter_over_a_patched_checkpoint(tmp_path: Path) -> None:
-    """PEFT loads the base that the adapter names by the base's own class: that is refused; by an auto class it works."""
+    """PEFT loads the base that the adapter names by its own class, which is refused; by an auto class it works."""
     from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 
     Pair("llama", "alibi").patched().save_pretrained(tmp_path / "base")

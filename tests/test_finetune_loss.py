@@ -1,5 +1,6 @@
 """The loss in chunks is the model's own loss, in value and in every gradient, and never holds all logits."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from peft import LoraConfig, get_peft_model
 from tiny import VOCAB, tiny_ids, tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from tuning import TEXTS, YARN, save_base, tune
 
+import hf_posenc
 from hf_posenc import patch_model
+from hf_posenc.evaluate.perplexity import ppl, token_nll
 from hf_posenc.finetuning.chunked_loss import ChunkedLoss
 
 ROWS = 7
@@ -128,3 +132,27 @@ def test_rows_without_a_label_give_zero() -> None:
         assert kept.total is not None
         kept.total.backward()
         assert float(kept.total.detach()) == 0
+
+
+def test_a_run_has_the_plain_trainers_losses(tmp_path: Path) -> None:
+    """With accumulated steps of unequal label counts, with checkpointing, and in bf16, which reaches no figure."""
+    base = save_base(tmp_path / "base")
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS))
+    how: dict[str, Any] = {**YARN, "data": {"mode": "packed"}}
+    training = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "gradient_checkpointing": True}
+    ours = tune(base, tmp_path / "ours", **how, training=training)
+    plain = tune(base, tmp_path / "plain", **how, training=training, chunked_loss=False)
+    assert ours.losses == pytest.approx(plain.losses, abs=1e-5)
+    measured = {"lengths": (40, 100), "text": str(tmp_path / "text.txt")}
+    half = tune(
+        base, tmp_path / "half", **how, training={**training, "bf16": True, "use_cpu": True}, evaluation=measured
+    )
+    assert half.losses == pytest.approx(plain.losses, abs=0.2) and half.losses != plain.losses
+    stock = patch_model(hf_posenc.from_pretrained(base), "yarn", factor=4)
+    assert half.evaluations[0].perplexity["40"] == pytest.approx(run_perplexity(stock, tmp_path / "text.txt", 40))
+    assert [row.step for row in half.evaluations] == [0, 4] and half.model.dtype == torch.float32
+
+
+def run_perplexity(model: Any, text: Path, length: int) -> float:
+    ids = torch.tensor(list(text.read_bytes()[:length]))
+    return ppl(token_nll(model, ids))

@@ -214,7 +214,7 @@ def test_other_classes_of_an_encoder(name: str) -> None:
     unpatch_model(bare)
     assert torch.equal(bare(text(20)).last_hidden_state, before)
     classifier = patch_model(AutoModelForSequenceClassification.from_config(config), name)
-    with pytest.raises(UnsupportedError, match=r"verify\(model\.base_model\)"):
+    with pytest.raises(UnsupportedError, match=r"verify\(model\.bert\)"):
         hf_posenc.verify(classifier, progress=False)
     assert hf_posenc.verify(classifier.base_model, progress=False, save=False).passed
 

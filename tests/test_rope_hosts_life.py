@@ -73,6 +73,21 @@ def test_saved_and_loaded(pair: HostPair, tmp_path: Path) -> None:
     assert torch.equal(logits(loaded, ids), logits(pair.stock(), ids))
 
 
+@pytest.mark.skipif("deepseek_v3" not in PRESENT, reason="no DeepSeek-V3")
+def test_deepseeks_softmax_scale_survives_the_disk(tmp_path: Path) -> None:
+    """Also for a plain load: the shares of the temperature stay in the config beside the new factor."""
+    yarn = {"factor": 40.0, "original_max_position_embeddings": LENGTH}
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 1.0, **yarn}
+    model, ids = host_model("deepseek_v3", rope_parameters=rope), tiny_ids(LONG)
+    patch_model(model, "yarn", **{**yarn, "factor": 80.0})
+    want = logits(model, ids)
+    model.save_pretrained(tmp_path)
+    for load in (hf_posenc.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        loaded = load(tmp_path)
+        assert torch.equal(logits(loaded, ids), want)
+        assert loaded.model.layers[0].self_attn.scaling == model.model.layers[0].self_attn.scaling
+
+
 def attention(model: Any) -> dict[str, str]:
     return {"attn_implementation": model.config._attn_implementation.removeprefix("posenc_")}
 

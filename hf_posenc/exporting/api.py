@@ -129,7 +129,7 @@ def write_config(model: Any, about: Subject, verdict: Verdict, folder: Path) -> 
     file = folder / "config.json"
     raw = json.loads(file.read_text(encoding="utf-8"))
     if verdict.how == "approximation" and isinstance(about.encoding, Segmented) and not about.native:
-        static = whole(about)
+        static = whole(model, about)
         static.architectures = [type(model).__name__]
         static.to_json_file(file)
         rewrite(folder, verdict.target, about.encoding)

@@ -49,12 +49,13 @@ def additions(encoding: Rotation, dim: int) -> tuple[dict[str, Any], dict[str, A
         return {}, {} if wanted is None else {"attn_factor": wanted / yarn_temperature(encoding.factor)}
     plain = Rope(rope_theta=encoding.theta).inv_freq(dim)[0].double()
     values: dict[str, Any] = {"type": "none", "factor": None}
+    names: tuple[str, ...] = ("rope_freqs",)
     if isinstance(encoding, LongRope):
         names = ("rope_factors_short", "rope_factors_long")
         found = [encoding.segment_inv_freq(dim, segment) for segment in (0, 1)]
         values = {"original_context_length": encoding.length}  # a longer context takes the long list
     else:
-        names, found = ("rope_freqs",), [encoding.inv_freq(dim)]
+        found = [encoding.inv_freq(dim)]
     tensors = {f"{name}.weight": (plain / f.double()).float().numpy() for name, (f, _) in zip(names, found)}
     return tensors, {**values, "attn_factor": float(found[0][1])}
 

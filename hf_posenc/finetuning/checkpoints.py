@@ -72,7 +72,7 @@ def refuse_changes(folder: Path, settings: Settings, identity: Mapping[str, Any]
     """
     before = read_settings(folder / FILE)
     now = settings.as_dict()
-    for group in ("encoding", "model", "data", "lora", "adapter", "dtype", "gguf_file"):
+    for group in ("encoding", "model", "data", "lora", "adapter", "dtype", "gguf_file", "shifted_group"):
         old, new = before.get(group), now.get(group)
         if old != new:
             inner = ""

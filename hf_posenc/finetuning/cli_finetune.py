@@ -86,6 +86,10 @@ def finetune_command(
         float | None, typer.Option(help="By default 2e-4, with --full 2e-5.", rich_help_panel=TRAINING)
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Windows a device and step.", rich_help_panel=TRAINING)] = None,
+    shifted_group: Annotated[
+        int | None,
+        typer.Option(help="Attention within groups of N tokens, as LongLoRA.", metavar="N", rich_help_panel=TRAINING),
+    ] = None,
     training: Annotated[
         list[str] | None,
         typer.Option(
@@ -136,6 +140,7 @@ def finetune_command(
         "gguf_file": gguf_file,
         "adapter": adapter,
         "merge": merge,
+        "shifted_group": shifted_group,
         "encoding": {"name": encoding, **options},
         "data": {
             "source": data,

@@ -62,8 +62,8 @@ def refuse_sharded(arguments: Any, *, measured: bool) -> None:
     sharded = bool(arguments.fsdp or arguments.deepspeed or os.environ.get("ACCELERATE_USE_FSDP") == "true")
     if measured and sharded:
         raise UnsupportedError(
-            "evaluation on the way measures on one process, which with FSDP or DeepSpeed holds a part of the model only; "
-            "train without it, and measure the result with hf-posenc compare or eval"
+            "evaluation on the way measures on one process, which with FSDP or DeepSpeed holds a part of the model "
+            "only; train without it, and measure the result with hf-posenc compare or eval"
         )
 
 

@@ -71,7 +71,7 @@ def make_arguments(training: Mapping[str, Any], folder: Path) -> TrainingArgumen
 
 
 def load(settings: Settings, model: Any, tokenizer: Any) -> tuple[Any, Any, bool]:
-    """The model with the encoding asked for, its tokenizer, and whether a model that was given has just been patched."""
+    """The model with the encoding asked for, its tokenizer, and whether it was given and has been patched just now."""
     group = dict(settings.encoding)
     name = group.pop("name", None)
     if settings.lora.quantize:

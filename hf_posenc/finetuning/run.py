@@ -20,6 +20,7 @@ from .measure import Measure
 from .output import FinetuneResult
 from .prepare import adapt, defaults, identify, load, make_arguments
 from .settings import FILE, DataSettings, EvaluationSettings, LoraSettings, Settings, write_settings
+from .shifted import check_groups, grouped
 from .sources import open_source
 from .trainer import PosencTrainer, StopOnSignal, peak_mib
 from .windows import Windows
@@ -41,6 +42,7 @@ def finetune(
     evaluation: Mapping[str, Any] | EvaluationSettings | None = None,
     adapter: str | None = None,
     merge: bool = False,
+    shifted_group: int | None = None,
     restart: bool = False,
     chunked_loss: bool = True,
     callbacks: Iterable[Any] = (),
@@ -61,6 +63,7 @@ def finetune(
         data, lora, training, evaluation: the groups of `settings`; `training` takes every field of `TrainingArguments`.
         adapter: a folder to go on from; base and encoding must be those it was made for.
         merge: write `out/merged` too, a model that loads alone.
+        shifted_group: train with attention within groups of so many tokens, half of the heads' shifted (LongLoRA).
         restart: delete the folder's checkpoints and begin anew.
         chunked_loss: False computes the loss as the model does, with all logits.
         callbacks: more `TrainerCallback`s.
@@ -73,6 +76,7 @@ def finetune(
     """
     texts, named = split_dataset(dataset, data)
     values: dict[str, Any] = {"data": named, "adapter": adapter, "merge": merge, "evaluation": evaluation, "lora": lora}
+    values["shifted_group"] = shifted_group
     if max_length is not None:
         values["data"] = {**values["data"], "max_length": max_length}
     values["training"] = {**(training or {}), **({} if steps is None else {"max_steps": steps})}
@@ -125,6 +129,7 @@ def run(
         target = limits.check_lengths(model, settings.data)
         limits.check_positions(model, settings.data)
         limits.refuse_context_parallel(model, arguments, settings.data)
+        check_groups(model, settings)
         windows = Windows(source, tokenizer, settings.data, arguments.data_seed or arguments.seed, target)
         next(iter(windows))  # no text, one that is too short, a column that is missing: met before anything is written
         measure = Measure.of(model, tokenizer, settings.evaluation)
@@ -151,7 +156,8 @@ def run(
     )
     if measure is not None and whole is not None:
         measure.take_up(folder / output.RESULTS, whole[0])
-    train(trainer, stop, whole, folder, measure)
+    with grouped(adapted, settings.shifted_group):
+        train(trainer, stop, whole, folder, measure)
     return finish(trainer, settings, folder, tokenizer, measure)
 
 
@@ -187,7 +193,7 @@ def train(
         trainer._load_from_checkpoint(str(whole[1]))
         trainer.state = TrainerState.load_from_json(str(whole[1] / checkpoints.STATE))
         return
-    if whole is not None:
+    if whole is not None and trainer.args.should_save:
         print(f"going on from {whole[1].name}")
     with stop.listening():
         trainer.train(resume_from_checkpoint=str(whole[1]) if whole else None)

@@ -139,7 +139,10 @@ class EvaluationSettings(Group):
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole run. `encoding` is {name, option, ...} or empty; `training` holds fields of `TrainingArguments`."""
+    """A whole run. `encoding` is {name, option, ...} or empty; `training` holds fields of `TrainingArguments`.
+
+    `shifted_group`: tokens of a group of LongLoRA's shifted sparse attention, for training alone.
+    """
 
     data: DataSettings
     model: str = ""
@@ -151,6 +154,11 @@ class Settings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     adapter: str | None = None
     merge: bool = False
+    shifted_group: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shifted_group is not None and not whole(self.shifted_group, 2):
+            raise OptionError(f"shifted_group={self.shifted_group!r}: give the tokens of a group, at least 2")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
