@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.abc import MetaPathFinder
 from typing import Any
@@ -31,8 +32,9 @@ class _AfterTable(MetaPathFinder):
             execute = loader.exec_module
 
             def exec_module(module: Any) -> None:
+                del loader.exec_module
                 execute(module)
-                register()
+                try_register()
 
             loader.exec_module = exec_module
         return spec
@@ -41,9 +43,15 @@ class _AfterTable(MetaPathFinder):
 def register_on_import() -> None:
     """Register now, or as soon as the host library's table of models is imported."""
     if _TABLE in sys.modules:
-        register()
+        try_register()
     elif not any(type(finder).__name__ == _AfterTable.__name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterTable())
+
+
+def try_register() -> None:
+    """Register; a host library that we do not understand is not to fail on import because of us."""
+    with suppress(Exception):
+        register()
 
 
 def register() -> None:

@@ -69,11 +69,10 @@ class MarkedOnDisk:
     """Mixin of a host's config class: `config.json` is marked, what is read from there is not."""
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """As the host library writes it, then marked."""
-        super().to_json_file(json_file_path, use_diff=use_diff)  # type: ignore[misc]
-        file = Path(json_file_path)
-        marked = mark(json.loads(file.read_text(encoding="utf-8")))
-        file.write_text(json.dumps(marked, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        """As the host library writes it, but marked; in one go, so that no unmarked file is ever there."""
+        marked = mark(json.loads(self.to_json_string(use_diff=use_diff)))  # type: ignore[attr-defined]
+        text = json.dumps(marked, indent=2, sort_keys=True) + "\n"
+        Path(json_file_path).write_text(text, encoding="utf-8")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

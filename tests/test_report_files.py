@@ -69,13 +69,6 @@ def test_tasks_alone_make_a_report(tmp_path: Path) -> None:
     assert len(report.comparison_tables(made)) == 1
 
 
-def test_what_else_is_given_stands_in_the_json(tmp_path: Path) -> None:
-    report.write_report(tmp_path, Comparison(header(), [ppl_row("none", 8, 2.0)]), complete=True, extra={"a": 1})
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert stored["extra"] == {"a": 1} and "complete" in stored
-    assert "Incomplete" not in (tmp_path / "report.html").read_text()
-
-
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")

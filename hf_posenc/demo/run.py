@@ -47,7 +47,7 @@ LINES: dict[ModelName, str] = {
 INTRODUCTION = (
     f"Three models of 1 to 2 million parameters, trained on {TRAINED} bytes, read up to {LENGTHS[-1]}, untuned.\n"
     "none is the model as it is. linear, and alibi with a factor, are made to be fine-tuned; here they are not.\n"
-    "beta_fast: YaRN keeps pairs that turn 32 times in the trained length. In 256 bytes hardly any does; 8 suits better."
+    "beta_fast: YaRN keeps pairs that turn 32 times in the trained length. In 256 bytes hardly any does: 8 suits it."
 )
 
 

@@ -19,7 +19,7 @@ from hf_posenc.evaluate.results import PERPLEXITY, CompareRow, Comparison, TaskR
 from hf_posenc.evaluate.resume import take_up
 from hf_posenc.evaluate.specs import check_support, parse_specs, resolve_specs
 from hf_posenc.evaluate.stream import TextSource
-from hf_posenc.evaluate.task_cells import TaskSettings, build_documents, plan_tasks
+from hf_posenc.evaluate.task_cells import TaskPlan, TaskSettings, build_documents, plan_tasks
 from hf_posenc.evaluate.windows import windows
 
 DEFAULT_TAIL = 1024
@@ -92,8 +92,8 @@ def run_comparison(
 
     specs, sizes = resolve_specs(parse_specs(encodings), factor), parse_lengths(lengths)
     settings = TaskSettings.of(task_options)
-    names, not_run = plan_tasks(tasks, settings) if tasks else ([], {})
-    if text is None and not names:
+    plan = plan_tasks(tasks, settings) if tasks else TaskPlan()
+    if text is None and not plan.tasks:
         raise OptionError("nothing to measure: give a text for perplexity, tasks (for example passkey), or both")
     tail = check_tail(tail, sizes) if text is not None else None
     source = None if text is None else TextSource.of(text)
@@ -101,13 +101,18 @@ def run_comparison(
     bench = Bench(*_loaded(model, tokenizer, dtype, device, gguf_file), tail, stride, settings)
     if source is not None:
         bench.texts.append(_tokens(source, bench.tokenizer, sizes, stride))
-    bench.documents.update(build_documents(bench.tokenizer, names, sizes, settings))
+    bench.documents.update(build_documents(bench.tokenizer, plan, sizes, settings))
     check_support(specs, bench.model.config.model_type)
     scored = source and {"name": source.name, "sha256": source.sha256(), "tokens": len(bench.texts[0])}
-    asked = settings.described() if names else None
+    asked = settings.described() if plan.tasks else None
     header = conditions(bench.model, name=bench.name, tail=tail, stride=stride, text=scored or None, tasks=asked)
-    header |= try_patches(bench.model, specs, sizes[-1]) | {"not_run": not_run}
-    cells = grid(specs, [*([PERPLEXITY] if source else []), *names], sizes)
+    header |= try_patches(bench.model, specs, sizes[-1]) | {"not_run": plan.not_run}
+    measures = [*([PERPLEXITY] if source else []), *plan.tasks]
+    cells = [
+        cell
+        for cell in grid(specs, measures, sizes)
+        if cell.measure == PERPLEXITY or (cell.measure, cell.length) in bench.documents
+    ]
     begun = take_up(folder, header, resume)
     return fill(bench, cells, begun, folder, progress=progress)
 

@@ -15,7 +15,7 @@ from hf_posenc.evaluate.loading import trained_length
 from hf_posenc.evaluate.memory import CPU_MEANING, CUDA_MEANING
 
 ALWAYS = ("model", "weights", "dtype", "attention", "device", "versions")
-OF_TEXT = ("text", "documents", "tail", "stride")
+OF_TEXT = ("sha256", "documents", "tail", "stride")
 OF_TASKS = ("tasks",)
 """The entries of a header that a figure depends on: cells of two runs stand in one table only where these are equal."""
 
@@ -98,6 +98,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
     What only one of the two measured at all (perplexity of a text, tasks) is no difference.
     """
+    old, new = ({**header, "sha256": (header.get("text") or {}).get("sha256")} for header in (old, new))
     shared = [
         key
         for name, keys in (("text", OF_TEXT), ("tasks", OF_TASKS))

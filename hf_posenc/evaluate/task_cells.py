@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,17 @@ class TaskSettings:
         return values
 
 
-def plan_tasks(tasks: str | Iterable[str], settings: TaskSettings) -> tuple[list[str], dict[str, str]]:
-    """The tasks of a comparison by name without suffix, groups opened; and those of a group that lack a file, with why.
+@dataclass(frozen=True)
+class TaskPlan:
+    """The tasks of a comparison, without the suffix of their form; those asked for by name; what is not run."""
+
+    tasks: list[str] = field(default_factory=list)
+    named: frozenset[str] = frozenset()
+    not_run: dict[str, str] = field(default_factory=dict)
+
+
+def plan_tasks(tasks: str | Iterable[str], settings: TaskSettings) -> TaskPlan:
+    """The tasks of a comparison, groups opened; those of a group that lack a file are not run.
 
     Raises:
         PosencError: a name that is not known (names the nearest), or that has no lengths; a file that a task needs.
@@ -68,16 +77,31 @@ def plan_tasks(tasks: str | Iterable[str], settings: TaskSettings) -> tuple[list
         )
     if not found:
         raise OptionError("; ".join(plan.not_run.values()))
-    return found, {name.removesuffix(SUFFIX): reason for name, reason in plan.not_run.items()}
+    not_run = {name.removesuffix(SUFFIX): reason for name, reason in plan.not_run.items()}
+    return TaskPlan(found, frozenset(name.removesuffix(SUFFIX) for name in names), not_run)
 
 
 def build_documents(
-    tokenizer: Any, tasks: Iterable[str], lengths: Sequence[int], settings: TaskSettings
+    tokenizer: Any, plan: TaskPlan, lengths: Sequence[int], settings: TaskSettings
 ) -> dict[tuple[str, int], list[Document]]:
-    """The documents of every cell, kept in the user's cache: a length too short for a task raises here."""
-    files: dict[str, Any] = {"haystack": settings.haystack, "qa": settings.qa}
-    size: dict[str, Any] = {"num_samples": settings.num_samples, "seed": settings.seed}
-    return {(task, n): documents(task, tokenizer, n, **size, **files) for task in tasks for n in lengths}
+    """The documents of every cell, kept in the user's cache.
+
+    A length too short for a task raises; of a task that came with a group it is noted in `plan.not_run`.
+    """
+    made: dict[tuple[str, int], list[Document]] = {}
+    how: dict[str, Any] = {"num_samples": settings.num_samples, "seed": settings.seed}
+    how |= {"haystack": settings.haystack, "qa": settings.qa}
+    for task in plan.tasks:
+        for length in lengths:
+            try:
+                made[task, length] = documents(task, tokenizer, length, **how)
+            except OptionError as error:
+                if task in plan.named:
+                    raise
+                plan.not_run[f"{task} at {length}"] = str(error)
+    if plan.tasks and not made:
+        raise OptionError("; ".join(plan.not_run.values()))
+    return made
 
 
 def measure_task(

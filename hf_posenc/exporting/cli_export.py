@@ -54,7 +54,7 @@ def export_command(
     """
     from hf_posenc import report
     from hf_posenc.errors import OptionError, unknown
-    from hf_posenc.evaluate.loading import load_model, load_tokenizer, resolve_model
+    from hf_posenc.evaluate.loading import load_model, load_tokenizer
     from hf_posenc.evaluate.specs import gather_options
     from hf_posenc.registry import create
 
@@ -71,10 +71,9 @@ def export_command(
         raise OptionError(f"{', '.join(options)} without --encoding: name the encoding that takes it")
     check_place(out, overwrite)
     loaded = load_model(model, encoding=encoding, options=options, dtype=dtype, device="cpu", gguf_file=gguf_file)
-    beside = any(Path(resolve_model(model)).glob("tokenizer*")) or gguf_file is not None
-    found = (
-        load_tokenizer(tokenizer or model, gguf_file=None if tokenizer else gguf_file) if tokenizer or beside else None
-    )
+    found = None  # the one beside the model, which `export` finds
+    if tokenizer or gguf_file:
+        found = load_tokenizer(tokenizer or model, gguf_file=None if tokenizer else gguf_file)
     exported = export(loaded, out, target, tokenizer=found, overwrite=overwrite)
     console = report.console()
     for item in (verdict_table(exported), *exported.notes, f"written to {out}; load it with"):

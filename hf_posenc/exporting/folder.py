@@ -75,7 +75,10 @@ def current_umask() -> int:
 
 def shard_size(model: Any) -> int:
     """The size of the files that the model was read from, where those were several; else 5 GB."""
-    source = Path(str(getattr(model, "name_or_path", "") or "."))
+    name = getattr(model, "name_or_path", None)
+    if not name:
+        return SHARD
+    source = Path(str(name))
     try:
         names = set(json.loads((source / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
         return min(max((source / name).stat().st_size for name in names), SHARD)
@@ -86,7 +89,7 @@ def shard_size(model: Any) -> int:
 def find_tokenizer(tokenizer: Any, model: Any) -> Any:
     """A tokenizer to save: the given one, the one in a given folder, or the one beside the model; None without any.
 
-    Raises `CheckpointError` for a given folder that holds none.
+    Raises `CheckpointError` for a given folder that holds none, and for one beside the model that cannot be read.
     """
     if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)):
         if not hasattr(tokenizer, "save_pretrained"):
@@ -94,10 +97,13 @@ def find_tokenizer(tokenizer: Any, model: Any) -> Any:
         return tokenizer
     from transformers import AutoTokenizer
 
-    source = os.fspath(tokenizer) if tokenizer is not None else str(getattr(model, "name_or_path", "") or "")
-    if tokenizer is None and not any(Path(source).glob("tokenizer*")):
+    source = str(getattr(model, "name_or_path", None) or "") if tokenizer is None else os.fspath(tokenizer)
+    lies_there = bool(source) and any(Path(source).glob("tokenizer*"))
+    if tokenizer is None and not lies_there and (not source or Path(source).exists()):
         return None
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # what a tokenizer's own code raises differs
+        if tokenizer is None and not lies_there:  # a hub id, which need not have one
+            return None
         raise CheckpointError(f"no tokenizer could be read from {source!r}: {error}") from error

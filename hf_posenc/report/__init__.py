@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 
-def write_results(folder: Path, comparison: Comparison, **more: Any) -> list[Path]:
-    """Write the figures alone: results.json (`more` beside them), results.csv, and tasks.csv where tasks were run.
+def write_results(folder: Path, comparison: Comparison) -> list[Path]:
+    """Write the figures alone: results.json, results.csv, and tasks.csv where tasks were run.
 
     Quick enough to be done after every cell; each file is whole at any time.
     """
-    files = {"results.json": json_bytes({**comparison.as_json(), **more}), "results.csv": csv_bytes(comparison.rows)}
+    files = {"results.json": json_bytes(comparison.as_json()), "results.csv": csv_bytes(comparison.rows)}
     if comparison.task_rows:
         files["tasks.csv"] = task_csv_bytes(comparison.task_rows)
     for name, data in files.items():
@@ -58,13 +58,12 @@ def write_results(folder: Path, comparison: Comparison, **more: Any) -> list[Pat
     return [folder / name for name in files]
 
 
-def write_report(folder: Path, comparison: Comparison, **more: Any) -> list[Path]:
+def write_report(folder: Path, comparison: Comparison) -> list[Path]:
     """Write the figures as `write_results`, then plots and report.html where matplotlib and jinja2 are there.
 
     Plots: perplexity.png, nll_by_position.png, and a map of depth × length for each task, passkey.png.
     """
-    comparison = replace(comparison, complete=more.pop("complete", comparison.complete))
-    paths = write_results(folder, comparison, **more)
+    paths = write_results(folder, comparison)
     if can_plot():
         from .html import page_html
 
