@@ -155,15 +155,6 @@ def passkey_sentence(rows: Sequence[TaskRow]) -> str:
     return f"Of {rows[0].samples} keys of five digits hidden in {longest} tokens are found: {told}."
 
 
-def passkey_table(rows: Sequence[TaskRow]) -> Any:
-    """Share of keys found, by encoding and length."""
-    cells: dict[str, dict[int, str]] = {}
-    for row in rows:
-        cells.setdefault(row.label, {})[row.length] = "error" if row.acc is None else f"{row.acc:.2f}"
-    title = f"demo:llama: five-digit passkeys found (of {rows[0].samples}), by length"
-    return report.length_table(title, cells, sorted({row.length for row in rows}))
-
-
 def drawn(made: Comparison) -> Comparison:
     """The rows for a small panel: of a table resized by two factors, the larger."""
     return replace(made, rows=[row for row in made.rows if row.encoding != "learned" or row.options.get("factor") == 4])
@@ -197,7 +188,6 @@ def run_demo(out: str | Path, *, size: Size = Size(), progress: bool = True) -> 
         errors = report.error_lines(comparison.rows)
         console.print(*errors[:1], sentence(comparison.rows), "", sep="\n")
         if comparison.task_rows:
-            console.print(passkey_table(comparison.task_rows))
             console.print(passkey_sentence(comparison.task_rows), "", sep="\n")
     _write(folder, results, console.export_text())
     console.print(f"written to {folder}")

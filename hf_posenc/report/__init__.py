@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .files import csv_bytes, json_bytes, json_safe, prepare_folder, task_csv_bytes, write_atomically
 from .lists import encodings_table, option_lines, support_table
