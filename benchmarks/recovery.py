@@ -41,7 +41,7 @@ class Row:
     encoding: str
     options: dict[str, Any]
     length: int = TRAINED
-    steps: int = 300
+    steps: int = 250
     rate: float = 1e-3
     within: float = 0.15
     against: str = "native"
@@ -142,7 +142,7 @@ def main() -> None:
         "--only", metavar="WORD", default="", help="rows with one of these in 'host encoding': alibi,gpt2"
     )
     parser.add_argument("--quick", action="store_true", help="a few steps a row")
-    parser.add_argument("--batch-bytes", type=int, default=2048, help="bytes of one step")
+    parser.add_argument("--batch-bytes", type=int, default=4096, help="bytes of one step")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the JSON file to write")
     arguments = parser.parse_args()
     header, found = conditions() | {"quick": arguments.quick}, []

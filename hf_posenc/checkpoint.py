@@ -69,12 +69,7 @@ def from_pretrained(
     hub = {key: kwargs[key] for key in _HUB if key in kwargs}
     gguf = {"gguf_file": kwargs["gguf_file"]} if "gguf_file" in kwargs else {}
     found = copy.deepcopy(kwargs.pop("config", None)) or load_config(path, {**hub, **gguf})
-    saved = record.read(found)
-    if saved is None and isinstance(found, MarkedOnDisk):
-        raise CheckpointError(
-            f"{path!r} is marked as patched, and its record in config.json is gone; restore that file"
-        )
-    config = plain(found)
+    saved, config = read_record(found, path), plain(found)
     if saved is None:
         model = load_weights(auto_class, path, config, kwargs)
         drop_spent_quantization(model, model.config, Ledger())  # for good: it can be saved unpatched, too
@@ -102,6 +97,16 @@ def take_encoding(
     row = ENCODINGS.get(encoding) if isinstance(encoding, str) else None
     beside = {key: kwargs.pop(key) for key in row.options if key in kwargs} if row is not None else {}
     return create(encoding, **{**beside, **(options or {})})
+
+
+def read_record(config: Any, path: str) -> record.Record | None:
+    """The record of a config; raises `CheckpointError` also where it is gone from a file that is marked as patched."""
+    saved = record.read(config)
+    if saved is None and isinstance(config, MarkedOnDisk):
+        raise CheckpointError(
+            f"{path!r} is marked as patched, and its record in config.json is gone; restore that file"
+        )
+    return saved
 
 
 def restore_base(config: Any, saved: record.Record) -> None:

@@ -23,6 +23,7 @@ from hf_posenc.demo.train import byte_tokenizer
 from hf_posenc.errors import OptionError, PosencError
 from hf_posenc.eval_tasks.tasks import RULER, SUFFIX, TASKS
 from hf_posenc.evaluate import run_tasks as runs
+from hf_posenc.evaluate import task_rounds
 from hf_posenc.evaluate.cli_eval import SETTINGS, eval_command
 from hf_posenc.evaluate.task_plan import task_manager
 
@@ -75,7 +76,7 @@ def test_oracle_scores_one_and_silence_nothing(suffix: str, files: dict[str, str
     with runs.quiet_lm_eval():
         loaded = task_manager(names, None, metadata).load(names)["tasks"]
         for knows, score in ((True, 1.0), (False, 0.0)):
-            found = runs._evaluate(Oracle(knows), loaded)
+            found = task_rounds._evaluate(Oracle(knows), loaded)
             assert found is not None
             for name in names:
                 scores = runs._scores(found[name])
@@ -102,7 +103,7 @@ def test_gain_is_the_controls_nll_less_the_copies() -> None:
     name = "copy_distance" + SUFFIX
     metadata = {"max_seq_lengths": LENGTHS, "num_samples": 3, "tokenizer": word_tokenizer()}
     with runs.quiet_lm_eval():
-        found = runs._evaluate(Copier(True), task_manager([name], None, metadata).load([name])["tasks"])
+        found = task_rounds._evaluate(Copier(True), task_manager([name], None, metadata).load([name])["tasks"])
     assert found is not None
     scores = runs._scores(found[name])
     assert scores.gain == pytest.approx(dict.fromkeys(LENGTHS, 5.0))
@@ -135,13 +136,31 @@ def test_groups_leave_out_what_lacks_a_file_and_say_why() -> None:
     found = run(bytes_model(), "ruler", 1500, tokenizer=byte_tokenizer(), num_samples=1)
     ran = {name.removesuffix(SUFFIX) for name in found.tasks}
     assert ran == {"niah_single_1", "niah_multikey_2", "niah_multikey_3", "fwe", "vt"}
-    assert {name.removesuffix(SUFFIX) for name in found.not_run} == set(RULER) - ran
+    assert {name.split(" at ")[0].removesuffix(SUFFIX) for name in found.not_run} == set(RULER) - ran
     assert "qa=FILE" in found.not_run["qa_1_loglikelihood"]
-    assert "at least" in found.not_run["cwe_loglikelihood"]
+    assert "at least" in found.not_run["cwe_loglikelihood at 1500"]
     nll = [scores.nll[1500] for scores in found.tasks.values()]
     assert found.groups["ruler_loglikelihood"].nll[1500] == pytest.approx(sum(nll) / 5)
     assert len(found.members["ruler_loglikelihood"]) == 5
     json.dumps(found.as_json())
+
+
+def test_where_memory_ends_the_rest_still_stands() -> None:
+    model = bytes_model()
+    plain = run(model, "passkey,niah_single_1", [700, 1500], tokenizer=byte_tokenizer(), num_samples=2)
+
+    def full(_module: Any, args: Any, inputs: dict[str, Any]) -> None:
+        if (args[0] if args else inputs["input_ids"]).shape[1] > 900:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+
+    model.register_forward_pre_hook(full, with_kwargs=True)
+    found = run(model, "passkey,niah_single_1", [700, 1500], tokenizer=byte_tokenizer(), num_samples=2)
+    assert found.not_run == {
+        "passkey_loglikelihood at 1500": "out of memory at 1500 tokens",
+        "niah_single_1_loglikelihood at 1500": "out of memory at 1500 tokens",
+    }
+    for name, scores in found.tasks.items():
+        assert scores.nll == {700: plain.tasks[name].nll[700]}
 
 
 def test_a_length_past_what_the_options_aim_at_is_run_and_noted() -> None:

@@ -44,7 +44,7 @@ def results_tables(results: EvalResults) -> list[Any]:
             table.add_row(name, *[f"{values[n]:.3f}" if n in values else "" for n in lengths])
         made.append(table)
     others = [f"{name}: {key} {value}" for name, scores in results.tasks.items() for key, value in scores.other.items()]
-    return made + others + results.notes + [f"not run: {reason}" for reason in results.not_run.values()]
+    return made + others + results.notes + [f"not run: {name}: {reason}" for name, reason in results.not_run.items()]
 
 
 def lm_eval_arguments(

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_posenc.errors import OptionError, ReachError
+from hf_posenc.errors import OptionError
 from hf_posenc.eval_tasks.tasks import parse_lengths
 from hf_posenc.evaluate.limits import encoding_of, past_aim
-from hf_posenc.evaluate.task_plan import Form, Plan, make_plan, need_lm_eval, parse_tasks, task_manager
+from hf_posenc.evaluate.task_plan import Form, make_plan, need_lm_eval, parse_tasks, task_manager
+from hf_posenc.evaluate.task_rounds import check_lengths, measure
 
 Scores = dict[int, float]
 
@@ -152,8 +153,11 @@ def run_tasks(
             check_lengths(lm, plan.tasks, sizes)
             notes = past_aim(lm.model, sizes)
             metadata["tokenizer"] = lm.tokenizer
-            manager = task_manager(names, include_path, metadata, theirs=theirs)
-            found = _evaluate(lm, _load(manager, plan, names, lm.world_size))
+
+            def managed(lengths: list[int]) -> Any:
+                return task_manager(names, include_path, {**metadata, "max_seq_lengths": lengths}, theirs=theirs)
+
+            found = measure(lm, managed, plan, names, sizes)
             header = _header(lm, model, metadata, form=form, batch_size=batch_size)
     if found is None:
         return None
@@ -161,40 +165,6 @@ def run_tasks(
     members = {name: [m for m in asked if m in scores] for name, asked in plan.groups.items()}
     groups = {name: _group_scores([scores[m] for m in ran]) for name, ran in members.items() if ran}
     return EvalResults(header, scores, groups, members, plan.not_run, notes)
-
-
-def check_lengths(lm: Any, tasks: Iterable[str], lengths: Iterable[int]) -> None:
-    """Raise `ReachError` for a length past the model's limit, before any document is built."""
-    for length in lengths:
-        if length > lm.max_length:
-            raise ReachError(
-                f"{', '.join(tasks)} at length {length}: the limit of this model is {lm.max_length} tokens; ask "
-                "for shorter lengths, give max_length=... if it reaches further, or an encoding without an end (rope, "
-                "yarn, alibi)"
-            )
-
-
-def _load(manager: Any, plan: Plan, asked: Iterable[str], world_size: int) -> dict[str, Any]:
-    """The tasks with their documents; one of a group that cannot be built goes into `plan.not_run`, others raise."""
-    loaded: dict[str, Any] = {}
-    for name in plan.tasks:
-        try:
-            loaded |= manager.load([name])["tasks"]
-        except OptionError as error:
-            if name in asked:
-                raise
-            plan.not_run[name] = str(error)
-    for name, task in loaded.items():
-        if task.get_config("num_fewshot") is None:
-            task.set_config(key="num_fewshot", value=0)
-        if len(task.eval_docs) < world_size:
-            raise OptionError(f"{name} has {len(task.eval_docs)} documents for {world_size} processes: num_samples")
-    return loaded
-
-
-def _evaluate(lm: Any, loaded: dict[str, Any]) -> dict[str, Any] | None:
-    results = need_lm_eval().evaluator.evaluate(lm, {"tasks": loaded}, bootstrap_iters=0, log_samples=False)
-    return None if results is None else results["results"]
 
 
 def _header(lm: Any, model: Any, metadata: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -103,6 +103,8 @@ class Plan:
     tasks: list[str]
     groups: dict[str, list[str]]
     not_run: dict[str, str]
+    ours: frozenset[str] = frozenset()
+    """Those built to a length, whose metrics have a key a length."""
 
 
 def make_plan(manager: Any, names: list[str], files: Mapping[str, Any]) -> Plan:
@@ -110,6 +112,7 @@ def make_plan(manager: Any, names: list[str], files: Mapping[str, Any]) -> Plan:
     wanted: dict[str, None] = {}
     groups: dict[str, list[str]] = {}
     not_run: dict[str, str] = {}
+    ours: set[str] = set()
     for name in names:
         entry = manager.task_index[name]
         is_ours = entry.yaml_path is not None and Path(entry.yaml_path).parent.resolve() == harness_folder().resolve()
@@ -119,10 +122,11 @@ def make_plan(manager: Any, names: list[str], files: Mapping[str, Any]) -> Plan:
             reason = missing_file(generator, **files) if is_ours and generator in TASKS else None
             if reason is None:
                 wanted[member] = None
+                ours |= {member} if is_ours and generator in TASKS else set()
             elif member == name:
                 raise OptionError(reason)
             else:
                 not_run[member] = reason
         if members != [name]:
             groups[name] = [member for member in members if member in wanted]
-    return Plan(list(wanted), groups, not_run)
+    return Plan(list(wanted), groups, not_run, frozenset(ours))
