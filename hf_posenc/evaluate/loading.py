@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,42 +96,6 @@ def load_tokenizer(name: str, *, gguf_file: str | None = None) -> Any:
         raise
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointError(f"cannot load a tokenizer from {name!r}: {_first_line(error)}") from error
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text to score: where it came from, what it says, and the digest of its UTF-8 bytes."""
-
-    name: str
-    content: str = field(repr=False)
-    sha256: str
-
-    @classmethod
-    def of(cls, text: str | Path | Text) -> Text:
-        """A path is read, a plain string is the text itself."""
-        if isinstance(text, Text):
-            return text
-        if isinstance(text, str):
-            name, raw = "text", text.encode()
-        else:
-            name = text.name
-            try:
-                raw = text.read_bytes()
-            except OSError as error:
-                raise CheckpointError(f"cannot read the text {text}: {error.strerror or error}") from error
-        try:
-            content = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise OptionError(f"the text {name} is not UTF-8: byte {error.start} cannot be decoded") from error
-        if not content.strip():
-            raise OptionError(f"the text {name} is empty")
-        return cls(name, content, hashlib.sha256(raw).hexdigest())
-
-
-def encode(tokenizer: Any, text: Text) -> torch.Tensor:
-    """The tokens of `text`, (n,), with the special tokens that the tokenizer puts before a text by default."""
-    # verbose=False: a text longer than the model was trained on is the point here, not a mistake to be warned of.
-    return torch.tensor(tokenizer(text.content, verbose=False)["input_ids"], dtype=torch.long)
 
 
 def trained_length(config: Any) -> int | None:

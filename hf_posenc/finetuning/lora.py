@@ -51,8 +51,9 @@ def encoding_modules(model: nn.Module) -> list[str]:
     encoding = get_encoding(model)
     if own or not isinstance(encoding, Learned):
         return own
-    _, backbone = find_backbone(model)
-    return [name for name, module in model.named_modules() if module is getattr(backbone, "wpe", None)]
+    patch, backbone = find_backbone(model)
+    table = patch.table(backbone)
+    return [name for name, module in model.named_modules() if module is table]
 
 
 def has_weights(module: nn.Module) -> bool:

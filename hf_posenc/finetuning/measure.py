@@ -15,9 +15,9 @@ from transformers import TrainerCallback
 
 from hf_posenc.errors import OptionError, ReachError
 from hf_posenc.eval_tasks.tasks import documents
-from hf_posenc.evaluate import loading
 from hf_posenc.evaluate.limits import reach
 from hf_posenc.evaluate.perplexity import check_reach, ppl, token_nll
+from hf_posenc.evaluate.stream import TextSource
 from hf_posenc.modules import evaluating
 
 from .settings import EvaluationSettings
@@ -72,7 +72,7 @@ class Measure(TrainerCallback):
                 documents(name, tokenizer, settings.lengths[0], num_samples=1, cache=False)
         ids = None
         if settings.text is not None:
-            ids = loading.encode(tokenizer, loading.Text.of(Path(settings.text).expanduser()))
+            ids = TextSource(Path(settings.text).expanduser()).tokens(tokenizer, longest)
             if len(ids) < longest:
                 raise OptionError(
                     f"evaluation: {settings.text} has {len(ids)} tokens; the longest length needs {longest}"
