@@ -138,7 +138,7 @@ def test_failed_cells_are_tried_again(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"text": TEXT + " More."}, "sha256: "),
+        ({"text": TEXT + " More."}, "text .sha256.: "),
         ({"tail": 30}, "tail: 20 there, 30 here"),
         ({"num_samples": 4}, "tasks num_samples: 3 there, 4 here"),
         ({"form": "loglikelihood"}, "tasks form: generate there, loglikelihood here"),

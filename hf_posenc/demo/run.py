@@ -107,6 +107,7 @@ def measure_model(bench: Bench, cells: Sequence[Cell], advance: Callable[[str, i
     source = {"name": f"held-out documents 0 to {len(bench.texts) - 1} of hf_posenc.eval_tasks.text"}
     header = conditions(
         bench.model,
+        bench.tokenizer,
         name=bench.name,
         tail=TAIL,
         text=source,

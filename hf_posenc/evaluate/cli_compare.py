@@ -86,5 +86,6 @@ def compare_command(
     comparison = run_comparison(model, None, encodings, lengths=lengths, text=text, tasks=tasks, **keywords)
     errors = [*report.error_lines(comparison.rows), *report.error_lines(comparison.task_rows)]
     console = report.console()
+    errors += [f"{task} was not run: {reason}" for task, reason in comparison.header["not_run"].items()]
     for item in (*report.comparison_tables(comparison), *errors, f"written to {out}"):
         console.print(item)

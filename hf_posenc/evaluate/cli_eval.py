@@ -111,6 +111,9 @@ def eval_command(
         str | None, typer.Option(metavar="FILE", help="A text of yours, for RULER's essay tasks.")
     ] = None,
     qa: Annotated[str | None, typer.Option(metavar="FILE", help="Questions of yours, for qa_1 and qa_2.")] = None,
+    include_path: Annotated[
+        Path | None, typer.Option("--include_path", "--include-path", help="A folder of tasks of yours.")
+    ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="The most tokens a request may have; by default what the positions reach.")
     ] = None,
@@ -128,13 +131,19 @@ def eval_command(
     Example: `hf-posenc eval MODEL --tasks ruler_no_files --lengths 4096,16384 --log_samples --output_path runs`
     """
     from hf_posenc import report
+    from hf_posenc.errors import OptionError
     from hf_posenc.eval_tasks.tasks import parse_lengths
     from hf_posenc.evaluate.harness import options_of
+    from hf_posenc.evaluate.loading import parse_dtype
     from hf_posenc.evaluate.run_tasks import run_tasks
     from hf_posenc.evaluate.specs import gather_options
     from hf_posenc.evaluate.task_plan import parse_tasks
 
     options = gather_options(factor, option)
+    if dtype != "auto":
+        parse_dtype(dtype)
+    if include_path is not None and context.args:
+        raise OptionError("--include_path goes with no other flag of lm-eval's own, which knows one folder: ours")
     options_of(encoding, dict(options))  # a misspelt name is met before a large model is loaded
     place = {"max_length": max_length, "dtype": dtype, "device": device, "gguf_file": gguf_file}
     model_args = {key: value for key, value in place.items() if value is not None}
@@ -147,7 +156,13 @@ def eval_command(
         more = ["--batch_size", batch_size, *([] if out is None else ["--output_path", str(out)]), *context.args]
         names, theirs = parse_tasks(tasks, form)  # type: ignore[arg-type]  # checked there
         return run_lm_eval(lm_eval_arguments(model, names, {**patch, **model_args}, metadata, more, theirs=theirs))
-    how: dict[str, Any] = {"form": form, "batch_size": batch_size, **documents, **model_args}
+    how: dict[str, Any] = {
+        "form": form,
+        "batch_size": batch_size,
+        "include_path": include_path,
+        **documents,
+        **model_args,
+    }
     results = run_tasks(model, tasks, lengths, encoding=encoding, options=options, **how)
     if results is None:  # another process of a data-parallel run reports
         return None
@@ -155,6 +170,6 @@ def eval_command(
     for item in results_tables(results):
         console.print(item)
     if folder is not None:
-        report.write_atomically(folder / "results.json", (json.dumps(results.as_json(), indent=2) + "\n").encode())
+        report.write_atomically(folder / "results.json", report.json_bytes(results.as_json()))
         console.print(f"written to {folder}")
     return None

@@ -16,7 +16,7 @@ from hf_posenc.evaluate.conditions import conditions
 from hf_posenc.evaluate.grid import Bench, fill, grid
 from hf_posenc.evaluate.perplexity import is_unpatched
 from hf_posenc.evaluate.results import PERPLEXITY, CompareRow, Comparison, TaskRow
-from hf_posenc.evaluate.resume import take_up
+from hf_posenc.evaluate.resume import held, read, take_up
 from hf_posenc.evaluate.specs import check_support, parse_specs, resolve_specs
 from hf_posenc.evaluate.stream import TextSource
 from hf_posenc.evaluate.task_cells import TaskPlan, TaskSettings, build_documents, plan_tasks
@@ -25,9 +25,10 @@ from hf_posenc.evaluate.windows import windows
 DEFAULT_TAIL = 1024
 
 
-def parse_lengths(lengths: str | Iterable[int | str]) -> list[int]:
-    """Lengths in tokens, ascending, each once: `2048,8192` or a sequence of whole numbers >= 2."""
+def parse_lengths(lengths: int | str | Iterable[int | str]) -> list[int]:
+    """Lengths in tokens, ascending, each once: `2048,8192`, 2048 or a sequence of whole numbers >= 2."""
     found = []
+    lengths = [lengths] if isinstance(lengths, int) else lengths
     for item in lengths.split(",") if isinstance(lengths, str) else lengths:
         try:
             length = int(item) if isinstance(item, str) else item
@@ -73,7 +74,7 @@ def run_comparison(
     tokenizer: Any = None,
     encodings: str | Iterable[Any] = "none,linear,ntk,yarn",
     *,
-    lengths: str | Iterable[int | str],
+    lengths: int | str | Iterable[int | str],
     text: str | Path | TextSource | None = None,
     tasks: str | Iterable[str] = (),
     factor: float | None = None,
@@ -95,8 +96,10 @@ def run_comparison(
     plan = plan_tasks(tasks, settings) if tasks else TaskPlan()
     if text is None and not plan.tasks:
         raise OptionError("nothing to measure: give a text for perplexity, tasks (for example passkey), or both")
-    tail = check_tail(tail, sizes) if text is not None else None
     source = None if text is None else TextSource.of(text)
+    if source is not None:
+        tail = check_tail(_earlier_tail(out, sizes) if tail is None and resume else tail, sizes)
+        source.check()
     folder = report.prepare_folder(out) if out is not None else None
     bench = Bench(*_loaded(model, tokenizer, dtype, device, gguf_file), tail, stride, settings)
     if source is not None:
@@ -105,7 +108,8 @@ def run_comparison(
     check_support(specs, bench.model.config.model_type)
     scored = source and {"name": source.name, "sha256": source.sha256(), "tokens": len(bench.texts[0])}
     asked = settings.described() if plan.tasks else None
-    header = conditions(bench.model, name=bench.name, tail=tail, stride=stride, text=scored or None, tasks=asked)
+    what: dict[str, Any] = {"tail": tail, "stride": stride, "text": scored or None, "tasks": asked}
+    header = conditions(bench.model, bench.tokenizer, name=bench.name, **what)
     header |= try_patches(bench.model, specs, sizes[-1]) | {"not_run": plan.not_run}
     measures = [*([PERPLEXITY] if source else []), *plan.tasks]
     cells = [
@@ -113,8 +117,16 @@ def run_comparison(
         for cell in grid(specs, measures, sizes)
         if cell.measure == PERPLEXITY or (cell.measure, cell.length) in bench.documents
     ]
-    begun = take_up(folder, header, resume)
-    return fill(bench, cells, begun, folder, progress=progress)
+    with held(folder):
+        begun = take_up(folder, header, resume)
+        return fill(bench, cells, begun, folder, progress=progress)
+
+
+def _earlier_tail(out: str | Path | None, lengths: Sequence[int]) -> int | None:
+    """The tail of the run that a folder holds, where it fits: shorter lengths may then join it."""
+    earlier = read(Path(out).expanduser()) if out is not None else None
+    tail = None if earlier is None else earlier.header.get("tail")
+    return tail if isinstance(tail, int) and tail < lengths[0] else None
 
 
 def _tokens(source: TextSource, tokenizer: Any, lengths: Sequence[int], stride: int | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_posenc.eval_tasks.cache import tokenizer_hash
 from hf_posenc.evaluate.loading import trained_length
 from hf_posenc.evaluate.memory import CPU_MEANING, CUDA_MEANING
 
-ALWAYS = ("model", "weights", "dtype", "attention", "device", "versions")
+ALWAYS = ("model", "weights", "config", "tokenizer", "dtype", "attention", "device", "versions")
 OF_TEXT = ("sha256", "documents", "tail", "stride")
 OF_TASKS = ("tasks",)
 """The entries of a header that a figure depends on: cells of two runs stand in one table only where these are equal."""
@@ -36,6 +38,13 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def config_digest(config: Any) -> str:
+    """A short digest of all that a config says of the model itself."""
+    values = {key: value for key, value in config.to_dict().items() if key not in ("transformers_version", "hf_posenc")}
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def protocol(tail: int, stride: int | None, documents: int) -> str:
     """How the perplexity of a cell is made, in words."""
     of = "the text" if documents == 1 else f"each of {documents} documents"
@@ -53,6 +62,7 @@ def protocol(tail: int, stride: int | None, documents: int) -> str:
 
 def conditions(
     model: Any,
+    tokenizer: Any,
     *,
     name: str,
     tail: int | None = None,
@@ -71,6 +81,8 @@ def conditions(
         "model": name,
         "model_type": model.config.model_type,
         "weights": weights_digest(model),
+        "config": config_digest(model.config),
+        "tokenizer": tokenizer_hash(tokenizer)[:16],
         "trained_length": trained_length(model.config),
         "protocol": None if tail is None else protocol(tail, stride, documents),
         "tail": tail,
@@ -109,6 +121,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         before, now = old.get(key), new.get(key)
         if before == now:
             continue
+        key = "text (sha256)" if key == "sha256" else key
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             inner = next(k for k in {**before, **now} if before.get(k) != now.get(k))
             return f"{key} {inner}: {before.get(inner)} there, {now.get(inner)} here"

@@ -156,6 +156,9 @@ class PosencLM(HFLM):  # type: ignore[misc]
         """The most tokens a request may have."""
         if self._reach is None:
             self._reach = reach(self.model) or UNLIMITED
+            if self._max_length is not None and not 1 <= int(self._max_length) <= self._reach:
+                ends = "have no end" if self._reach == UNLIMITED else f"end at {self._reach}"
+                raise OptionError(f"max_length={self._max_length}: give at least 1, and this model's positions {ends}")
         return int(self._max_length or self._reach)
 
     @property

@@ -48,9 +48,12 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def parse_device(device: str | None) -> torch.device:
     """The named device; for None the first GPU where there is one, else the CPU."""
     try:
-        return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise OptionError(f"unknown device {device!r} (cpu, cuda, cuda:1, mps)") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA devices here; give cpu")
+    return found
 
 
 def _first_line(error: BaseException) -> str:

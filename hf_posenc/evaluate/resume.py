@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from hf_posenc.errors import CheckpointError, OptionError
 from hf_posenc.evaluate.conditions import differing
@@ -29,7 +32,7 @@ def read(folder: Path) -> Comparison | None:
     try:
         data: Any = json.loads(file.read_text(encoding="utf-8"))
         return Comparison.from_json(data)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
@@ -61,6 +64,24 @@ def take_up(folder: Path | None, header: dict[str, Any], resume: bool = True) ->
         [row for row in earlier.rows if row.error is None],
         [row for row in earlier.task_rows if row.error is None],
     )
+
+
+@contextmanager
+def held(folder: Path | None) -> Iterator[None]:
+    """For the block no other process writes to `folder`: each would drop the other's cells."""
+    if folder is None:
+        yield
+        return
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise CheckpointError(f"another run is writing to {folder}; wait for it, or choose another folder") from error
+    try:
+        yield
+    finally:
+        (folder / ".lock").unlink(missing_ok=True)
+        lock.release()
 
 
 def finished(comparison: Comparison) -> Iterator[Key]:

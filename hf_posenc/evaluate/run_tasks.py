@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_posenc.errors import OptionError
+from hf_posenc.errors import OptionError, unknown
 from hf_posenc.eval_tasks.tasks import parse_lengths
 from hf_posenc.evaluate.limits import encoding_of, past_aim
 from hf_posenc.evaluate.task_plan import Form, make_plan, need_lm_eval, parse_tasks, task_manager
@@ -98,6 +100,20 @@ def _make_lm(model: Any, tokenizer: Any, encoding: str | None, options: dict[str
     return PosencLM(model, tokenizer=tokenizer, **rest)
 
 
+def check_arguments(model: Any, batch_size: int | str, model_args: Mapping[str, Any]) -> None:
+    """Raise for a batch size that is none, and for a keyword that nobody would read."""
+    from lm_eval.models.huggingface import HFLM
+
+    if re.fullmatch(r"auto(:\d+)?|[1-9]\d*", str(batch_size)) is None:
+        raise OptionError(f"batch_size={batch_size!r}: give a whole number of at least 1, or auto")
+    if isinstance(model, str | Path):
+        return  # Transformers reads the others when it loads the model
+    for name in model_args:
+        known = [*inspect.signature(run_tasks).parameters, *inspect.signature(HFLM.__init__).parameters]
+        if name not in known:
+            raise unknown("option", name, known)
+
+
 def run_tasks(
     model: Any,
     tasks: str | Iterable[str] = "passkey",
@@ -137,6 +153,7 @@ def run_tasks(
     from hf_posenc.registry import create
 
     need_lm_eval()
+    check_arguments(model, batch_size, model_args)
     (names, theirs), sizes = parse_tasks(tasks, form), parse_lengths(lengths)
     files = {"haystack": str(haystack) if haystack else None, "qa": str(qa) if qa else None}
     metadata: dict[str, Any] = {"max_seq_lengths": sizes, "num_samples": num_samples, "seed": seed, **files}

@@ -13,6 +13,11 @@ NONE = "none"
 """The name that stands for the model as it is loaded, without a patch of ours."""
 
 
+def _short(value: Any) -> str:
+    """A value as text, a float with as few digits as tell it from all others."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
 @dataclass(frozen=True)
 class EncodingSpec:
     """An encoding's name and the options to patch it with."""
@@ -23,7 +28,7 @@ class EncodingSpec:
     @property
     def label(self) -> str:
         """The name with its options, for the row of a table: `yarn (factor=4)`."""
-        given = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.options.items())
+        given = ", ".join(f"{k}={_short(v)}" for k, v in self.options.items())
         return f"{self.name} ({given})" if given else self.name
 
 

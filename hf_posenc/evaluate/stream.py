@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def read_text(path: Path, name: str, block: int = BLOCK, digest: Any = None) -> 
         OptionError: it is not UTF-8; with the number of the first byte, from 0, that cannot be decoded.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    at = 0
+    at, first = 0, True
     try:
         with path.open("rb") as file:
             while True:
@@ -40,6 +41,8 @@ def read_text(path: Path, name: str, block: int = BLOCK, digest: Any = None) -> 
                     where = at - pending + error.start
                     raise OptionError(f"the text {name} is not UTF-8: byte {where} cannot be decoded") from error
                 at += len(raw)
+                if text and first:
+                    first, text = False, text.removeprefix("\ufeff")  # a byte order mark is none of the text's
                 if text:
                     yield text
                 if not raw:
@@ -72,8 +75,15 @@ class TextSource:
 
     @classmethod
     def of(cls, text: str | Path | TextSource) -> TextSource:
-        """A source as it is, anything else as one."""
+        """A source as it is, anything else as one; `OptionError` for the name of a file given as a text."""
+        if isinstance(text, str) and os.path.isfile(text):  # Path(text) would raise for a whole text
+            raise OptionError(f"text={text!r} is a file's name, and a string is the text itself; give Path({text!r})")
         return text if isinstance(text, TextSource) else cls(text)
+
+    def check(self) -> None:
+        """Raise, before a model is loaded, for a file that cannot be read, is empty or not UTF-8; reads it once."""
+        for _ in _some(self._texts(self._block), self.name):
+            pass
 
     def sha256(self) -> str:
         """SHA-256 of the UTF-8 bytes, in hexadecimal; reads what has not been read to its end before."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_posenc.errors import OptionError, PosencError, unknown
 from hf_posenc.eval_tasks.sizing import Document
+from hf_posenc.eval_tasks.sources import read_text
 from hf_posenc.eval_tasks.tasks import SUFFIX, TASKS, documents
-from hf_posenc.evaluate.memory import free_memory, is_out_of_memory
 from hf_posenc.evaluate.results import TaskRow
 from hf_posenc.evaluate.specs import EncodingSpec
 from hf_posenc.evaluate.task_plan import Form, make_plan, parse_tasks, task_manager
@@ -27,7 +27,15 @@ class TaskSettings:
     seed: int = 0
     haystack: str | Path | None = None
     qa: str | Path | None = None
-    batch_size: int | str = 1
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.form not in ("generate", "loglikelihood"):
+            raise unknown("form", self.form, ("generate", "loglikelihood"))
+        for option in ("num_samples", "batch_size"):
+            value = getattr(self, option)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"{option}={value!r}: give a whole number of at least 1")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> TaskSettings:
@@ -66,6 +74,12 @@ def plan_tasks(tasks: str | Iterable[str], settings: TaskSettings) -> TaskPlan:
         PosencError: a name that is not known (names the nearest), or that has no lengths; a file that a task needs.
     """
     names, theirs = parse_tasks(tasks, settings.form)
+    suffixed = [name for name in names if name.endswith(SUFFIX)]
+    if settings.form != "loglikelihood" and suffixed:
+        raise OptionError(f"{', '.join(suffixed)}: name the task without {SUFFIX} and give form='loglikelihood'")
+    for option in ("haystack", "qa"):
+        if (file := getattr(settings, option)) is not None:
+            read_text(file, option)
     files = {key: str(value) if (value := getattr(settings, key)) else None for key in ("haystack", "qa")}
     plan = make_plan(task_manager(names, None, {}, theirs=theirs), names, files)
     found = list(dict.fromkeys(name.removesuffix(SUFFIX) for name in plan.tasks))
@@ -118,14 +132,11 @@ def measure_task(
         results = run_tasks(model, task, length, **how)
     except PosencError as error:
         return TaskRow(**row, samples=0, error=str(error))
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        free_memory(model.device)
-        return TaskRow(**row, samples=0, error=f"out of memory at {length} tokens")
     if results is None or results.header["processes"] > 1:
         raise OptionError("a comparison runs in one process; hf-posenc eval shares its documents among several")
-    (scores,) = results.tasks.values()
+    scores = next(iter(results.tasks.values()), None)
+    if scores is None or length not in {**scores.acc, **scores.nll}:
+        return TaskRow(**row, samples=0, error="; ".join(results.not_run.values()) or "lm-eval gave no score")
     return TaskRow(
         **row,
         samples=settings.num_samples,

@@ -69,7 +69,17 @@ def write_report(folder: Path, comparison: Comparison) -> list[Path]:
         for name, make in {**_plots(comparison), "report.html": lambda: page_html(comparison).encode()}.items():
             write_atomically(folder / name, make())
             paths.append(folder / name)
+    for name in _possible() - {path.name for path in paths}:
+        (folder / name).unlink(missing_ok=True)  # an earlier run's, which these figures do not bear out
     return paths
+
+
+def _possible() -> set[str]:
+    """The names of all files that a report may have beside results.json, results.csv and report.html."""
+    from hf_posenc.eval_tasks.tasks import SUFFIX, TASKS
+
+    maps = {f"{task}{suffix}.png" for task in TASKS for suffix in ("", SUFFIX)}
+    return maps | {"tasks.csv", "perplexity.png", "nll_by_position.png"}
 
 
 def _plots(comparison: Comparison) -> dict[str, Callable[[], bytes]]:

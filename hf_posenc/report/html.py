@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_posenc.evaluate.results import Comparison
 
 INCOMPLETE = "Incomplete: the run was stopped before every cell was measured. What stands here may change."
-ELSEWHERE = ("anatomy", "encodings", "protocol", "command")
+ELSEWHERE = ("anatomy", "encodings", "protocol", "command", "not_run")
 
 
 def page_html(comparison: Comparison) -> str:
@@ -51,7 +51,7 @@ def page_html(comparison: Comparison) -> str:
 def failures(comparison: Comparison) -> Section:
     """Every cell that could not be measured, with its reason, and every task that was not run."""
     lines = error_lines(all_rows(comparison))
-    not_run = (comparison.header.get("tasks") or {}).get("not_run") or {}
+    not_run = comparison.header.get("not_run") or {}
     lines += [f"{task} was not run: {reason}" for task, reason in not_run.items()]
     words = [] if lines else ["None: every cell that was tried has a figure."]
     return Section("failures", "What could not be measured", words, items=lines)
@@ -107,8 +107,13 @@ def repeat(comparison: Comparison) -> str:
     if header.get("stride"):
         parts.append(f"--stride {header['stride']}")
     if comparison.task_rows:
+        asked = header.get("tasks") or {}
         tasks = dict.fromkeys(row.task for row in comparison.task_rows)
         parts.append(f"--tasks {','.join(tasks)} --form {comparison.task_rows[0].form}")
+        parts += [f"--{key.replace('_', '-')} {asked[key]}" for key in ("num_samples", "seed") if key in asked]
+        parts += [f"--{key} {quoted(asked[key].split(' (')[0])}" for key in ("haystack", "qa") if key in asked]
+    if header.get("dtype"):
+        parts.append(f"--dtype {header['dtype']}")
     return " \\\n    ".join([*parts, "--out results"])
 
 

@@ -56,6 +56,9 @@ def summary(comparison: Comparison) -> list[str]:
     if failed and len(said) > 1:
         cells = len(comparison.rows) + len(comparison.task_rows)
         said.append(f"Not measured: {failed} of {cells} cells, listed at the end with the reasons.")
+    not_run = comparison.header.get("not_run") or {}
+    if not_run:
+        said.append(f"Not run: {spoken(not_run)}; the reasons are at the end.")
     long = {label: name for label, name in short_names(labels(comparison)).items() if name != label}
     return [functools.reduce(lambda text, pair: text.replace(*pair), long.items(), sentence) for sentence in said]
 
@@ -117,7 +120,9 @@ def _reasons(chosen: str, fluency: _Lead, recall: _Lead, comparison: Comparison)
     found = []
     if fluency.leaders:
         lead = (
-            "the lowest tail perplexity"
+            "the only tail perplexity that could be measured"
+            if len(fluency.values) == 1
+            else "the lowest tail perplexity"
             if fluency.leaders == [chosen]
             else "a tail perplexity within 1 % of the lowest"
         )
@@ -238,7 +243,7 @@ def _by_task(comparison: Comparison) -> str:
         longest = max(length for row in by_label.values() for length in row)
         values = at_length(by_label, longest)
         if max(values.values()) == 0:
-            told.append(f"{task} at {longest}: none scores above 0")
+            told.append(f"{task} at {longest}: no encoding scores above 0")
             continue
         leaders = highest(values)
         told.append(f"{task} at {longest}: {_names(leaders)} ({share(values[leaders[0]])})")
