@@ -60,7 +60,8 @@ def compare_command(
     """Encodings side by side: perplexity of a text and scores of tasks by length, and a report in one HTML file.
 
     The perplexity cell (encoding, L) is one forward over the first L tokens of the text, tokens 2 to L scored. A run
-    that was stopped goes on where it was: give the same command again.
+    that was stopped goes on where it was: give the same command again. A cell that could not be measured is listed with
+    its reason; the exit status is 0 all the same.
 
     Example: `hf-posenc compare demo:llama --encodings none,linear,ntk,yarn --factor 4 --lengths 256,512,1024
     --text book.txt --tail 64 --tasks passkey --out report`
@@ -83,7 +84,13 @@ def compare_command(
         "gguf_file": gguf_file,
         "out": out,
     }
-    comparison = run_comparison(model, None, encodings, lengths=lengths, text=text, tasks=tasks, **keywords)
+    try:
+        comparison = run_comparison(model, None, encodings, lengths=lengths, text=text, tasks=tasks, **keywords)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"hf-posenc: stopped; what was measured is in {out}, and the same command goes on from there", err=True
+        )
+        raise typer.Exit(130) from None
     errors = [*report.error_lines(comparison.rows), *report.error_lines(comparison.task_rows)]
     console = report.console()
     errors += [f"{task} was not run: {reason}" for task, reason in comparison.header["not_run"].items()]

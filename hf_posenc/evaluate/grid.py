@@ -111,7 +111,7 @@ def fill(
                 comparison.add(row)
                 if folder is not None:
                     report.write_results(folder, comparison)
-                advance(f"{cell.spec.label} {cell.measure}", cell.length)
+                advance(f"{cell.measure} {cell.spec.label}", cell.length)
         complete = True
     finally:
         comparison = in_order(replace(comparison, complete=complete), cells)

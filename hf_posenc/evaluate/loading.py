@@ -15,6 +15,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def resolve_model(name: str) -> str:
     """What `from_pretrained` understands for `name`: a folder, a hub id, or the folder of `demo:llama|gpt2|bloom`."""
+    if not name.strip():
+        raise OptionError("the name of the model is empty; give a folder, a hub id, or demo:llama")
     if name.startswith(DEMO):
         from hf_posenc.demo import MODEL_NAMES, model_path
 

@@ -20,6 +20,6 @@ def cell_progress(cells: int, tokens: int, shown: bool) -> Iterator[Callable[[st
         def advance(label: str, length: int) -> None:
             nonlocal done
             done += 1
-            progress.update(task, advance=length, description=f"cell {done}/{cells}  {label:.24} {length}")
+            progress.update(task, advance=length, description=f"cell {done}/{cells}  {length} {label:.44}")
 
         yield advance

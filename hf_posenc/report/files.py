@@ -38,6 +38,8 @@ TASK_COLUMNS = (
 def prepare_folder(out: str | Path) -> Path:
     """Make the folder `out` and prove that a file can be written there; `CheckpointError` if not."""
     folder = Path(out).expanduser()
+    if folder.is_file():
+        raise CheckpointError(f"{folder} is a file, and the results go into a folder; give another name")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

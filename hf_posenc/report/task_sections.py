@@ -126,7 +126,7 @@ def effective(comparison: Comparison) -> Section:
         text = f"below {shortest}" if made.length is None else f"{made.length}"
         text = f"≥ {text}" if lengths and made.length == lengths[-1] else text
         means = [share(made.scores[n]) if n in made.scores else "–" for n in lengths]
-        rows.append([named(made.label, names), Cell(text, best=True), *map(Cell, means)])
+        rows.append([named(made.label, names), Cell(text), *map(Cell, means)])
     of = (
         f"all {RULER_TASKS} tasks of RULER"
         if _is_ruler(scored)
