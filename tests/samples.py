@@ -42,7 +42,6 @@ def header(model: str = "tiny") -> dict[str, Any]:
         "tail": 8,
         "text": {"name": "book.txt", "sha256": "0" * 64, "tokens": 500},
         "tasks": {"form": "generate", "num_samples": 20},
-        "not_run": {"qa_1": "qa_1 needs a file of yours"},
         "dtype": "float32",
         "versions": {"hf_posenc": "0"},
         "date": "2024-05-06T07:08:09+00:00",
@@ -83,4 +82,5 @@ def comparison(model: str = "tiny", *, complete: bool = True) -> Comparison:
             )
     labels = {spec.label: {"factor": 4.0} if spec.options else {} for spec in SPECS}
     conditions = header(model) | {"encodings": labels, "anatomy": anatomies()}
+    conditions["not_run"] = {"qa_1": "qa_1 needs a file of yours"}
     return Comparison(conditions, rows, task_rows, complete)
