@@ -127,11 +127,8 @@ def refuse_scaled(encoding: Encoding, parameters: dict[str, Any], now: int) -> N
         return
     stated = parameters.get("original_max_position_embeddings")
     factor = getattr(encoding, "factor", None)
-    aim = (
-        ""
-        if factor is None
-        else f": factor={factor} would aim at {int((stated or now) * factor)} or {int(now * factor)} tokens"
-    )
+    aims = [f"{int(length * factor)}" for length in (stated, now) if length and factor is not None]
+    aim = f": factor={factor} would aim at {' or '.join(aims)} tokens" if aims else ""
     raise OptionError(
         f"this config already scales ({kind}, factor {parameters.get('factor')}), so {encoding.name} has two readings, "
         f"from the length before that scaling ({stated or 'not stated'}) or from the present one ({now}){aim}. Scaling "

@@ -155,13 +155,13 @@ class RotaryHostPatch(Patch):
     def edit_config(self, config: Any, encoding: Rotation, host: type[nn.Module]) -> None:
         """Write an encoding that the host library can hold into the model's own config, for its rotary class `host`."""
         old, kind = self.parameters(config), self.layout.layer_type
+        length = encoding.original_max_position_embeddings
+        if length is not None:  # first: the host library compares it with the factor, and warns where they disagree
+            config.max_position_embeddings = max(encoding.reach() or length, length)
         kept = {key: old[key] for key in self.kept(encoding) if key in old}
         if getattr(config, "head_dim", 0) is None and not isinstance(encoding, (Rope, Ntk)):  # which others don't read
             config.head_dim = config.hidden_size // config.num_attention_heads
         write_parameters(config, encoding, self.width(config), kept, kind, lambda changed: self.turns(host(changed)))
-        length = encoding.original_max_position_embeddings
-        if length is not None:
-            config.max_position_embeddings = max(encoding.reach() or length, length)
 
     def turns(self, rotary: Any) -> bool:
         """Whether a rotary module can be called, far out and again."""

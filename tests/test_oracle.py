@@ -8,6 +8,9 @@ import oracle
 import oracle_models
 import pytest
 from oracle import Array
+from pairs import ENCODINGS, ROTATIONS
+
+import hf_posenc
 
 
 def assert_close(got: Array, want: Array, tolerance: float) -> None:
@@ -223,3 +226,14 @@ def test_resize_hierarchical() -> None:
     u = (TABLE - 0.4 * TABLE[0]) / 0.6
     assert resized[2 * 6 + 5] == pytest.approx(0.4 * u[2] + 0.6 * u[5])
     assert len(np.unique(resized.round(12), axis=0)) == 36
+
+
+def test_every_encoding_has_an_oracle_and_its_pairs() -> None:
+    """A new row of the registry is to be missed here, and not by nobody."""
+    rows = hf_posenc.list_encodings()
+    assert {row.name for row in rows} == set(ENCODINGS)
+    for row in rows:
+        assert row.name not in ROTATIONS or callable(getattr(oracle, row.name, None)), row.name
+    assert {row.name for row in rows if row.seam == "rotation"} == set(ROTATIONS)
+    for formula in ("alibi", "sinusoid", "resized_row"):  # of the other seams; nope has none
+        assert callable(getattr(oracle, formula))
