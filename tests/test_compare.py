@@ -191,16 +191,3 @@ def test_without_matplotlib_the_figures_are_still_written(tmp_path: Path, monkey
     stored = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)["rows"]
     assert stored[0]["ppl"] == "inf" and stored[1] == stored[1] | {"ppl": None, "error": "x"}
     assert report.error_lines(rows) == ["yarn (factor=2) at 8: x"]
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "results.json"
-    path.write_text("old")
-
-    def full(*_args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(CheckpointError, match="No space left"):
-        report.write_atomically(path, b"new")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import oracle
 import pytest
@@ -157,7 +158,6 @@ def test_what_the_converter_drops_is_put_back(
     name: str, options: dict[str, Any], lost: bool, tokenizer: Any, tmp_path: Path
 ) -> None:
     """In a file such as the converter writes; numbers against the oracle."""
-    gguf = pytest.importorskip("gguf")
     made = export(patch_model(tiny_model("llama"), name, **options), tmp_path / "out", "gguf", tokenizer=tokenizer)
     file = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(str(file), "llama")
@@ -190,7 +190,6 @@ def test_what_the_converter_drops_is_put_back(
 
 
 def test_files_that_cannot_be_completed(tokenizer: Any, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     model = Pair("llama", "ntk_by_parts", {"factor": 2}).patched()
     made = export(model, tmp_path / "out", "gguf", tokenizer=tokenizer)
     broken = tmp_path / "broken.gguf"
