@@ -187,6 +187,8 @@ CURVE = [
     ("none", {}, 1024, 0.0, 0.0),
     ("yarn", {"factor": 2, "beta_fast": 8}, 512, 0.9, 1.0),
     ("yarn", {"factor": 4, "beta_fast": 8}, 1024, 0.7, 1.0),
+    ("yarn", {"factor": 4, "beta_fast": 12}, 512, 0.9, 1.0),
+    ("yarn", {"factor": 4, "beta_fast": 12}, 1024, 0.7, 1.0),
 ]
 
 
