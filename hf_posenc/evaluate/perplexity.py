@@ -17,6 +17,7 @@ from hf_posenc.modules import evaluating
 
 __all__ = [
     "check_reach",
+    "finishing",
     "is_unpatched",
     "negative_log_likelihood",
     "ppl",
@@ -92,7 +93,7 @@ def _hidden_states(model: Any, input_ids: Tensor) -> tuple[nn.Module, Tensor, Te
     return head, seen[0], last
 
 
-def _finishing(config: Any) -> Callable[[Tensor], Tensor]:
+def finishing(config: Any) -> Callable[[Tensor], Tensor]:
     """What the host does to its logits after the head: Cohere multiplies, Granite divides, Gemma 2 soft-caps."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
@@ -119,7 +120,7 @@ def negative_log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
 def _last_nll(model: Any, ids: Tensor, new: Sequence[int], chunk_bytes: int) -> list[Tensor]:
     """Nats of the last `new[row]` tokens of each row of `ids`, (rows, n), from one forward: each (new[row],), CPU."""
     head, hidden, own = _hidden_states(model, ids)
-    finish = _finishing(model.config)
+    finish = finishing(model.config)
     last = finish(head(hidden[:, -1:]))
     if not torch.allclose(last.float(), own.float().to(last.device), rtol=1e-3, atol=1e-3, equal_nan=True):
         raise UnsupportedError(f"{type(model).__name__} alters its logits after the head in a way not known here")

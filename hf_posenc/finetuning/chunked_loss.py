@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hf_posenc.errors import UnsupportedError
-from hf_posenc.evaluate.perplexity import _finishing
+from hf_posenc.evaluate.perplexity import finishing
 
 from .windows import IGNORED
 
@@ -70,7 +70,7 @@ class ChunkedLoss:
             raise UnsupportedError(f"{type(inner).__name__} has no language-model head; load it for causal LM")
         self.total: Tensor | None = None
         self._chunk_bytes = chunk_bytes
-        self._finish = _finishing(inner.config)
+        self._finish = finishing(inner.config)
         self._labels: Tensor | None = None
         self._hidden: Tensor | None = None
         self._handles = [head.register_forward_pre_hook(self._keep), head.register_forward_hook(self._compute)]
