@@ -100,7 +100,7 @@ class Patch:
 
 def attention_refusal(encoding: Encoding, config: Any) -> str | None:
     """The refusal of hosts with the attention interface: what acts inside it needs ours over the host's choice."""
-    if not in_attention(encoding) or causal_refusal(encoding, config):
+    if not encoding.inside_attention or causal_refusal(encoding, config):
         return causal_refusal(encoding, config)
     try:
         own_name(config._attn_implementation)
@@ -114,7 +114,7 @@ def attention_refusal(encoding: Encoding, config: Any) -> str | None:
 def causal_refusal(encoding: Encoding, config: Any) -> str | None:
     """The refusal of a host made to look both ways: our attention functions count on the causal order."""
     both_ways = {"is_causal": False, "use_bidirectional_attention": True}
-    if in_attention(encoding):
+    if encoding.inside_attention:
         for key, value in both_ways.items():
             if getattr(config, key, None) is value:
                 return f"it is made for causal attention here, and this config says {key}={value}"
@@ -135,11 +135,6 @@ def whole_refusal(encoding: Encoding, config: Any) -> str | None:
     return None
 
 
-def in_attention(encoding: Encoding) -> bool:
-    """Whether an encoding acts inside the attention function: on scores, or on keys late."""
-    return encoding.seam == "score" or (isinstance(encoding, Segmented) and encoding.schedule == "segments")
-
-
 def describe_calls(
     backbone: Any,
     encoding: Encoding,
@@ -152,7 +147,7 @@ def describe_calls(
 
     `pairs` and `layers` say where in a head, and in which layers (None: all), it acts inside the attention function.
     """
-    inside = in_attention(encoding)
+    inside = encoding.inside_attention
     if inside:
         ledger.set_attribute(
             backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)

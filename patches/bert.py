@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertModel, BertSelfAttention
 
 from hf_posenc.attention import own_name
-from hf_posenc.encodings import Encoding, Geometry, Learned, Nope, Rotation, Segmented
+from hf_posenc.encodings import Encoding, Geometry, Learned, Nope, Rotation
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_tokens, locate, named_arguments
+from hf_posenc.registry import ENCODINGS
 
-from .base import Patch, attention_refusal, expect, in_attention, rms, whole_refusal
+from .base import Patch, attention_refusal, expect, rms, whole_refusal
 from .own_attention import TurnsEarly, prove_attention
 from .own_table import insert_in_table, prove_table
 
@@ -128,12 +129,17 @@ class BertPatch(Patch):
         return backbone.embeddings.position_embeddings
 
     def refused(self, name: str) -> str | None:
-        return {"nope": _NO_ORDER, **dict.fromkeys(("dynamic_ntk", "dynamic_yarn", "longrope"), _CAUSAL)}.get(name)
+        row = ENCODINGS.get(name)
+        if row is None:
+            return None
+        return _NO_ORDER if row.seam == "none" else _CAUSAL if row.cls.causal_only else None
 
     def refusal(self, encoding: Encoding, config: Any) -> str | None:
         if not config.is_decoder:
-            if isinstance(encoding, (Segmented, Nope)):
-                return self.refused("nope" if isinstance(encoding, Nope) else "dynamic_ntk")
+            if isinstance(encoding, Nope):
+                return _NO_ORDER
+            if encoding.causal_only:
+                return _CAUSAL
             if encoding.seam == "score" and config._attn_implementation == "flex_attention":
                 return "a bias on both sides needs a mask of numbers; model.set_attn_implementation('sdpa') first"
         return whole_refusal(encoding, config) or attention_refusal(encoding, config)
@@ -148,15 +154,15 @@ class BertPatch(Patch):
         if rows is not None:
             config.max_position_embeddings = rows
         layers = backbone.encoder.layer
-        if isinstance(encoding, Rotation) and not in_attention(encoding):
+        if isinstance(encoding, Rotation) and not encoding.inside_attention:
             for layer in layers:
                 ledger.swap_class(layer.attention.self, self.attention, self.rotary)
-        if in_attention(encoding):
+        if encoding.inside_attention:
             for layer in layers:
                 if hasattr(layer, "crossattention"):  # no positions of ours in there
                     ledger.set_attribute(layer.crossattention.self, "is_cross_attention", True)
         if encoding.seam in ("rotation", "score"):
-            inside = in_attention(encoding)
+            inside = encoding.inside_attention
             if inside:
                 ledger.set_attribute(config, "_attn_implementation_internal", own_name(config._attn_implementation))
                 ledger.add_hook(backbone, RememberPositions())

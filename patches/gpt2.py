@@ -11,7 +11,7 @@ from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, FillPositions
 
-from .base import Patch, attention_refusal, describe_calls, expect, in_attention, rms, whole_refusal
+from .base import Patch, attention_refusal, describe_calls, expect, rms, whole_refusal
 from .own_attention import TurnsEarly, prove_attention
 from .own_table import insert_in_table, prove_table
 
@@ -64,7 +64,7 @@ class GPT2Patch(Patch):
         return backbone.wpe
 
     def refusal(self, encoding: Encoding, config: Any) -> str | None:
-        if config.reorder_and_upcast_attn and in_attention(encoding):
+        if config.reorder_and_upcast_attn and encoding.inside_attention:
             return (
                 "reorder_and_upcast_attn makes this host compute its scores on its own, past the attention function in "
                 f"which {encoding.name} acts; load it with reorder_and_upcast_attn=False (same results in float32)"
@@ -79,7 +79,7 @@ class GPT2Patch(Patch):
         rows = insert_in_table(backbone, "wpe", encoding, geometry, ledger)
         if rows is not None:
             backbone.config.n_positions = rows  # the saved config must name the length of the saved table
-        if isinstance(encoding, Rotation) and not in_attention(encoding):
+        if isinstance(encoding, Rotation) and not encoding.inside_attention:
             for block in backbone.h:
                 ledger.swap_class(block.attn, GPT2Attention, RotaryGPT2Attention)
         if encoding.seam in ("rotation", "score"):

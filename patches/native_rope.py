@@ -23,8 +23,6 @@ from hf_posenc.encodings import (
 )
 from hf_posenc.errors import OptionError, StateError, UnsupportedError
 
-from .base import in_attention
-
 BFLOAT16_ROUNDING = 2.0**-8  # what a model cast to 16 bits may have lost of its frequencies
 FLOAT16_STEP = 2.0**-24
 
@@ -114,7 +112,7 @@ def rescaled(encoding: Rotation, dim: int) -> dict[str, Any]:
 
 def is_native(encoding: Encoding) -> bool:
     """Whether the host library has a rope type that holds this encoding."""
-    return isinstance(encoding, Rotation) and not in_attention(encoding)
+    return isinstance(encoding, Rotation) and not encoding.inside_attention
 
 
 def refuse_scaled(encoding: Encoding, parameters: dict[str, Any], now: int) -> None:

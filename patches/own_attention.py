@@ -17,7 +17,7 @@ from hf_posenc.errors import StateError
 from hf_posenc.positions import Call, find_cache
 from hf_posenc.rotation import HALVES, Pairs, rotate
 
-from .base import expect, in_attention
+from .base import expect
 from .handover import OWN, WITHOUT_HOOKS, Handed
 
 
@@ -109,7 +109,7 @@ def prove_swapped(layers: list[Any], swapped: type[nn.Module]) -> None:
 
 def prove_attention(layers: list[Any], encoding: Encoding, turning: type[nn.Module]) -> None:
     """On a host with the attention interface: layers that turn early do, and what acts inside has our function."""
-    if in_attention(encoding):
+    if encoding.inside_attention:
         name = str(layers[-1].config._attn_implementation)
         expect(name.startswith(OWN), f"the layers still use {name} attention")
     elif isinstance(encoding, Rotation):

@@ -26,7 +26,6 @@ from .base import (
     attention_refusal,
     describe_calls,
     expect,
-    in_attention,
     prove_added,
     rms,
     table_refusal,
@@ -144,7 +143,7 @@ class RotaryHostPatch(Patch):
         rotary: Any = silent(host)(config).to(device)
         rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
         ledger.set_module(backbone, "rotary_emb", rotary)
-        if in_attention(encoding):
+        if encoding.inside_attention:
             start = 0 if self.layout.start is None else getattr(config, self.layout.start)
             pairs = Pairs(start, self.layout.interleaved)
             describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding))
@@ -211,7 +210,7 @@ class RotaryHostPatch(Patch):
         for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
             cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
             expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")
-        if in_attention(encoding):
+        if encoding.inside_attention:
             attention = next(
                 m for m in backbone.layers[-1].modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
             )

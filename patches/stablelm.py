@@ -9,7 +9,6 @@ from torch import nn
 from hf_posenc.encodings import Encoding
 from hf_posenc.ledger import Ledger
 
-from .base import in_attention
 from .rotary_host import RotaryHostPatch
 
 __all__ = ["StableLmPatch"]
@@ -31,7 +30,7 @@ class StableLmPatch(RotaryHostPatch):
 
     def apply(self, backbone: Any, encoding: Encoding, ledger: Ledger) -> None:
         super().apply(backbone, encoding, ledger)
-        if in_attention(encoding):
+        if encoding.inside_attention:
             for layer in backbone.layers:
                 ledger.add_pre_hook(layer, put_call)
                 ledger.add_pre_hook(layer.self_attn, take_call)

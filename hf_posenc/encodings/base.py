@@ -34,16 +34,25 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Base of all encodings: a frozen set of options. `None` means "take it from the host", see `resolve`."""
+    """Base of all encodings: a frozen set of options. `None` means "take it from the host", see `resolve`.
+
+    `causal_only`: whether it has no meaning where queries see later keys.
+    """
 
     name: ClassVar[str]
     seam: ClassVar[Seam]
+    causal_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is not ClassVar:
                 check_type(self.name, field, getattr(self, field), kind)
         self.check()
+
+    @property
+    def inside_attention(self) -> bool:
+        """Whether it acts inside the attention function: on scores, or on queries and keys that come unturned."""
+        return self.seam == "score"
 
     def check(self) -> None:
         """Raise `OptionError` for values that no host allows."""

@@ -29,7 +29,13 @@ class Segmented(Rotation):
     whole call, chosen by its longest row. Cached and uncached calls then differ, and a row depends on its batch.
     """
 
+    causal_only: ClassVar[bool] = True
+
     schedule: Schedule = "segments"
+
+    @property
+    def inside_attention(self) -> bool:
+        return self.schedule == "segments"
 
     def segment(self, positions: Tensor) -> Tensor:
         """The segment number of each position (tokens), same shape: 0 below L, k in [L·2^(k-1), L·2^k)."""
