@@ -1,7 +1,7 @@
 """Makes prose.txt: the first chapters of Jane Austen's Persuasion, from the Debian package r-cran-janeaustenr 1.0.0-1.
 
 Unpack the package (apt-get download r-cran-janeaustenr; dpkg-deb -x r-cran-janeaustenr_1.0.0-1_all.deb DIR), then run
-python benchmarks/prose.py DIR.
+python benchmarks/prose.py DIR. With --novel EMMA --out emma.txt it writes the whole of another novel, to train on.
 """
 
 from __future__ import annotations
@@ -43,23 +43,29 @@ def strings(serialized: bytes) -> list[str]:
     return found
 
 
-def prose(lines: list[str], chapters: int) -> str:
-    """One line a paragraph, an empty line between two, from the first chapter to the end of `chapters`."""
-    paragraphs = re.split(r"\n\s*\n", "\n".join(lines))
-    paragraphs = [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip()]
-    first = paragraphs.index("Chapter 1")
-    end = paragraphs.index(f"Chapter {chapters + 1}")
-    return "\n\n".join(paragraphs[first:end]) + "\n"
+def paragraphs(lines: list[str]) -> list[str]:
+    """One string a paragraph."""
+    found = re.split(r"\n\s*\n", "\n".join(lines))
+    return [" ".join(paragraph.split()) for paragraph in found if paragraph.strip()]
+
+
+def prose(found: list[str], chapters: int) -> list[str]:
+    """From the first chapter to the end of `chapters`."""
+    return found[found.index("Chapter 1") : found.index(f"Chapter {chapters + 1}")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path, metavar="DIR", help="the unpacked Debian package")
+    parser.add_argument("--novel", metavar="TITLE", help="the whole of this one, named by its first line")
     parser.add_argument("--out", type=Path, default=HERE / "prose.txt")
     arguments = parser.parse_args()
-    novels = map(strings, objects((arguments.package / DATABASE).read_bytes()))
-    novel = next(lines for lines in novels if lines[0] == TITLE)
-    arguments.out.write_text(prose(novel, CHAPTERS), encoding="utf-8")
+    title = arguments.novel or TITLE
+    novels = {lines[0]: lines for lines in map(strings, objects((arguments.package / DATABASE).read_bytes()))}
+    if title not in novels:
+        parser.error(f"no novel {title!r} in this package; it has {', '.join(novels)}")
+    found = paragraphs(novels[title])
+    arguments.out.write_text("\n\n".join(found if arguments.novel else prose(found, CHAPTERS)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

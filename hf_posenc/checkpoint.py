@@ -27,6 +27,7 @@ from .encodings import Encoding, Learned
 from .errors import CheckpointError, OptionError, OptionTypeError, StateError
 from .ledger import Ledger
 from .marking import MarkedOnDisk, plain
+from .modules import quiet_peft
 from .patching import PatchState, drop_spent_quantization, find_backbone, get_encoding, install, patch_model
 from .registry import ENCODINGS, create
 
@@ -235,7 +236,8 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
     model = from_pretrained(base, auto_class=auto_class, **kwargs)
     if get_encoding(model) != wanted:
         model = from_pretrained(base, encoding=wanted, auto_class=auto_class, **kwargs)
-    return PeftModel.from_pretrained(model, str(path))
+    with quiet_peft():
+        return PeftModel.from_pretrained(model, str(path))
 
 
 def read_beside(file: Path) -> Encoding:

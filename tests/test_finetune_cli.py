@@ -37,6 +37,10 @@ def test_a_run_measures_before_and_after_merges_and_can_be_repeated(base: Path, 
     assert "perplexity, by length" in result.stdout and "merged:" in result.stdout and "tokens/s" in result.stdout
     figures = json.loads((out / "results.json").read_text())
     assert [row["step"] for row in figures["evaluations"]] == [0, 2, 3]
+    page = (out / "report.html").read_text()
+    first, last = (figures["evaluations"][i]["perplexity"]["120"] for i in (0, -1))
+    assert f"{last / first:.3f} ×" in page and "before" in page and "after" in page and "beta_fast=16" in page
+    assert page.count("<svg") == 2 and "<script" not in page
     assert set(figures["evaluations"][0]["perplexity"]) == {"40", "120"} and list(figures["losses"]) == ["1", "2", "3"]
     options = hf_posenc.get_encoding(hf_posenc.from_pretrained(out / "merged")).options()
     assert options["factor"] == 4 and options["beta_fast"] == 16

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hf_posenc.errors import OptionError, ReachError
 from hf_posenc.evaluate.limits import UNLIMITED, reach
+from hf_posenc.modules import quiet_peft
 
 try:
     from lm_eval.api.registry import register_model
@@ -147,7 +148,8 @@ class PosencLM(HFLM):  # type: ignore[misc]
         if peft:
             from peft import PeftModel
 
-            model = PeftModel.from_pretrained(model, peft)
+            with quiet_peft():
+                model = PeftModel.from_pretrained(model, peft)
         self._model = model if split else model.to(self.device)
         self._config = self._model.config
 

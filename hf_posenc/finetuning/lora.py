@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_posenc.checkpoint import POSENC_CONFIG, read_beside
 from hf_posenc.encodings import Learned
 from hf_posenc.errors import CheckpointError, OptionError, StateError, unknown
+from hf_posenc.modules import quiet_peft
 from hf_posenc.patching import find_backbone, get_encoding
 
 from .settings import LoraSettings
@@ -26,14 +27,14 @@ OWN = "posenc"
 
 
 def attention_projections(model: nn.Module) -> list[str]:
-    """Full names of the linear maps that stand directly in an attention module: Q, K, V and the output projection."""
-    return [
-        f"{name}.{child}"
-        for name, module in model.named_modules()
-        if "attention" in type(module).__name__.lower()
-        for child, inner in module.named_children()
-        if isinstance(inner, PROJECTIONS) and child != OWN
-    ]
+    """Full names of the linear maps in attention modules: Q, K, V and the output projection."""
+    attention = {name for name, module in model.named_modules() if "attention" in type(module).__name__.lower()}
+
+    def inside(name: str) -> bool:
+        parts = name.split(".")
+        return OWN not in parts and any(".".join(parts[:n]) in attention for n in range(1, len(parts)))
+
+    return [name for name, module in model.named_modules() if isinstance(module, PROJECTIONS) and inside(name)]
 
 
 def norms(model: nn.Module) -> list[str]:
@@ -122,7 +123,8 @@ def add_lora(model: Any, settings: LoraSettings) -> Any:
         ensure_weight_tying=tie,
         task_type="CAUSAL_LM",
     )
-    adapted = get_peft_model(model, config)
+    with quiet_peft():
+        adapted = get_peft_model(model, config)
     kept: Any = adapted.peft_config["default"]
     kept.base_model_name_or_path = base
     if tie:
@@ -168,7 +170,8 @@ def load_adapter(model: Any, folder: str) -> Any:
     if base and base != base_name(model):
         raise OptionError(f"the adapter in {folder} was made for {base}, not for {base_name(model)}; give that model")
     try:
-        return PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        with quiet_peft():
+            return PeftModel.from_pretrained(model, str(path), is_trainable=True)
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())
         raise OptionError(f"the adapter in {folder} does not fit this model: {said:.300}") from error

@@ -11,6 +11,7 @@ from hf_posenc.errors import CheckpointError
 from hf_posenc.modules import quiet_loading
 
 from .measure import Measurement
+from .settings import Settings
 
 RESULTS = "results.json"
 MERGED = "merged"
@@ -45,11 +46,16 @@ class FinetuneResult:
         }
 
 
-def write_results(result: FinetuneResult) -> None:
-    """results.json in the run's folder."""
-    from hf_posenc.report import write_atomically
+def write_results(result: FinetuneResult, settings: Settings) -> None:
+    """results.json in the run's folder; and report.html, before and after, where matplotlib and jinja2 are there."""
+    from hf_posenc.report import can_plot, write_atomically
 
-    write_atomically(result.folder / RESULTS, (json.dumps(result.as_json(), indent=2) + "\n").encode())
+    found = result.as_json()
+    write_atomically(result.folder / RESULTS, (json.dumps(found, indent=2) + "\n").encode())
+    if can_plot():
+        from hf_posenc.report.training import write_training_report
+
+        write_training_report(result.folder, found, settings.as_dict())
 
 
 def merge(folder: Path, tokenizer: Any, **how: Any) -> Path:

@@ -157,7 +157,7 @@ def run(
     if measure is not None and whole is not None:
         measure.take_up(folder / output.RESULTS, whole[0])
     with grouped(adapted, settings.shifted_group):
-        train(trainer, stop, whole, folder, measure)
+        train(trainer, stop, whole, settings, folder, measure)
     return finish(trainer, settings, folder, tokenizer, measure)
 
 
@@ -185,7 +185,12 @@ def begin(folder: Path, settings: Settings, identity: dict[str, Any], *, restart
 
 
 def train(
-    trainer: PosencTrainer, stop: StopOnSignal, whole: tuple[int, Path] | None, folder: Path, measure: Measure | None
+    trainer: PosencTrainer,
+    stop: StopOnSignal,
+    whole: tuple[int, Path] | None,
+    settings: Settings,
+    folder: Path,
+    measure: Measure | None,
 ) -> None:
     """The Trainer's loop; raises `KeyboardInterrupt`, with what to do, where a signal ended it early."""
     if whole is not None and whole[0] >= trainer.args.max_steps:
@@ -199,7 +204,7 @@ def train(
         trainer.train(resume_from_checkpoint=str(whole[1]) if whole else None)
     if stop.stopped:
         if trainer.args.should_save:
-            output.write_results(result_of(trainer, folder, measure))
+            output.write_results(result_of(trainer, folder, measure), settings)
         raise KeyboardInterrupt(
             f"stopped after step {trainer.state.global_step} of {trainer.state.max_steps}, saved as "
             f"{folder}/checkpoint-{trainer.state.global_step}; the same command again goes on from there"
@@ -237,6 +242,6 @@ def finish(
         if settings.merge and not settings.lora.full:
             how = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
             result.merged = output.merge(folder, tokenizer, **how)
-        output.write_results(result)
+        output.write_results(result, settings)
     trainer.accelerator.wait_for_everyone()
     return result
