@@ -87,6 +87,8 @@ class Probe:
 
     def limit(self, logits: Tensor) -> float:
         dtype = next(self.model.parameters()).dtype
+        if getattr(self.model, "is_quantized", False):
+            dtype = torch.bfloat16  # what 8- and 4-bit weights are multiplied in, at best, whatever goes in and out
         return _SHARE.get(dtype, 1e-1) * max(1.0, float(logits.abs().max()))
 
     def compare(self, name: str, a: Tensor, b: Tensor, detail: str) -> Check:

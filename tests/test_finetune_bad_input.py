@@ -164,8 +164,11 @@ def test_a_folder_that_is_not_ours(base: str, tmp_path: Path) -> None:
     assert_refused(OSError, "cannot write", lambda: tune(base, tmp_path / "file" / "out", **YARN))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")
-def test_quantization_without_its_package(base: str, tmp_path: Path) -> None:
+def test_quantization_without_its_package(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "bitsandbytes" else find(name, *a)
+    )
     assert_refused(ValueError, "bitsandbytes", lambda: tune(base, tmp_path, **YARN, lora={"quantize": True}))
 
 

@@ -199,5 +199,6 @@ def need_quantization() -> None:
     """Raise `OptionError` where 4-bit weights cannot be had."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise OptionError(
-            "quantize (QLoRA) needs the package bitsandbytes and a GPU that it supports; it is not installed"
+            "quantize (QLoRA) needs the package bitsandbytes (0.46 or later for a CPU), which is not installed: "
+            "pip install 'hf-posenc[quantize]'"
         )
