@@ -250,6 +250,11 @@ def test_other_flags_are_lm_evals(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(sys.argv) != arguments
 
 
+def test_a_misspelt_flag_is_met_with_the_nearest(folder: Path) -> None:
+    result = command(folder, "--tasks", "passkey", "--lengths", "300", "--num_smples", "3")
+    assert isinstance(result.exception, UnknownNameError) and "did you mean '--num-samples'?" in str(result.exception)
+
+
 def test_every_task_has_its_two_files_and_they_say_little() -> None:
     folder = ROOT / "eval_tasks" / "harness"
     for name in TASKS:

@@ -99,7 +99,8 @@ def test_one_window_is_one_forward() -> None:
     ("n", "window", "stride", "says"),
     [
         (1, 8, None, "at least 2"),
-        (9, 1, None, "window must be at least 2"),
+        (9, 1, None, "window must be a whole number of tokens, at least 2"),
+        (9, 4.5, None, "window must be a whole number"),
         (9, 8, 0, "from 1 to 7"),
         (9, 8, 8, "from 1 to 7.*is not scored"),
         (9, 8, 2.0, "whole number"),
@@ -114,6 +115,10 @@ def test_windows_that_are_refused(n: int, window: int, stride: Any, says: str) -
 def test_a_batch_of_no_windows_is_refused() -> None:
     with pytest.raises(OptionError, match="batch_size"):
         windowed_nll(Uniform(5), tiny_ids(9) % 5, window=4, batch_size=0)
+    with pytest.raises(OptionError, match="whole number of windows"):
+        windowed_nll(Uniform(5), tiny_ids(9) % 5, window=4, batch_size=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a tensor of token ids, not list"):
+        windowed_nll(Uniform(5), [1, 2, 3], window=4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spacing", ["log", "linear"])

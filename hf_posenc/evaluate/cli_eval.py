@@ -71,6 +71,26 @@ def lm_eval_arguments(
     ]
 
 
+def check_flags(context: typer.Context) -> None:
+    """Raise for a flag that is neither ours nor lm-eval's, with the nearest: lm-eval would print its whole usage."""
+    import argparse
+
+    from hf_posenc.errors import unknown
+
+    try:
+        from lm_eval._cli.run import Run
+    except ImportError:  # a later release that keeps it elsewhere: it says itself what it does not know
+        return
+    parser = Run(argparse.ArgumentParser().add_subparsers())._parser
+    theirs = {flag for action in parser._actions for flag in action.option_strings}
+    ours = {flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("-")}
+    for argument in context.args:
+        flag = argument.partition("=")[0]
+        known = flag in theirs or any(other.startswith(flag) for other in theirs)  # argparse takes a beginning
+        if flag.startswith("-") and not flag.lstrip("-")[:1].isdigit() and not known:
+            raise unknown("flag", flag, theirs | ours)
+
+
 def run_lm_eval(arguments: list[str]) -> None:
     """lm-eval's own command, with `hf-posenc` among its models."""
     from lm_eval.__main__ import cli_evaluate
@@ -140,6 +160,7 @@ def eval_command(
     from hf_posenc.evaluate.task_plan import parse_tasks
 
     options = gather_options(factor, option)
+    check_flags(context)
     if dtype != "auto":
         parse_dtype(dtype)
     if include_path is not None and context.args:

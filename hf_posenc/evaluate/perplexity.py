@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_posenc.errors import OptionError, ReachError, UnsupportedError
+from hf_posenc.errors import OptionError, OptionTypeError, ReachError, UnsupportedError
 from hf_posenc.evaluate.windows import windows
 from hf_posenc.modules import evaluating
 
@@ -140,6 +140,8 @@ def _last_nll(model: Any, ids: Tensor, new: Sequence[int], chunk_bytes: int) -> 
 
 
 def _one_text(input_ids: Tensor) -> Tensor:
+    if not isinstance(input_ids, Tensor):
+        raise OptionTypeError(f"input_ids must be a tensor of token ids, not {type(input_ids).__name__}")
     if input_ids.numel() != input_ids.shape[-1] or input_ids.numel() < 2:
         raise OptionError(f"input_ids must be one text of at least 2 tokens, not of shape {tuple(input_ids.shape)}")
     return input_ids.reshape(-1)
@@ -192,8 +194,8 @@ def windowed_nll(
     """
     ids = _one_text(input_ids)
     plan = windows(len(ids), window, stride)
-    if batch_size < 1:
-        raise OptionError(f"batch_size must be at least 1; got {batch_size}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"batch_size must be a whole number of windows, at least 1; got {batch_size!r}")
     found: list[Tensor] = []
     with evaluating(model):
         for at in range(0, len(plan), batch_size):

@@ -35,8 +35,8 @@ def windows(n: int, window: int, stride: int | None = None) -> list[Window]:
     """
     if n < 2:
         raise OptionError(f"a text of {n} tokens has nothing to score: at least 2 are needed")
-    if window < 2:
-        raise OptionError(f"window must be at least 2 tokens; got {window}")
+    if isinstance(window, bool) or not isinstance(window, int) or window < 2:
+        raise OptionError(f"window must be a whole number of tokens, at least 2; got {window!r}")
     step = window - 1 if stride is None else stride
     if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step < window:
         raise OptionError(
