@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import hf_posenc
 from hf_posenc.demo.train import byte_tokenizer
-from hf_posenc.errors import OptionError, PosencError
+from hf_posenc.errors import OptionError, PosencError, UnknownNameError
 from hf_posenc.eval_tasks.tasks import RULER, SUFFIX, TASKS
 from hf_posenc.evaluate import run_tasks as runs
 from hf_posenc.evaluate import task_rounds
