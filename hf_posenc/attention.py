@@ -67,6 +67,8 @@ def attend(
         )
     if posenc.layers is not None and module.layer_idx not in posenc.layers:
         return forward(query, key, value, attention_mask, scaling=scaling)
+    if posenc.query_scale is not None:  # before a bias goes into columns: it is not the query's to scale
+        query = (query * posenc.query_scale[:, None, :, None]).to(query.dtype)
     if posenc.turns:
         return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling)
     if posenc.slopes is not None:

@@ -1,4 +1,4 @@
-"""The command `hf-posenc`: list, patch, verify, compare, eval, finetune, export, demo."""
+"""The command `hf-posenc`: list, patch, verify, compare, eval, finetune, export, search, demo."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hf_posenc.evaluate.cli_compare import compare_command
 from hf_posenc.evaluate.cli_eval import SETTINGS, eval_command
 from hf_posenc.exporting.cli_export import export_command
 from hf_posenc.finetuning.cli_finetune import finetune_command
+from hf_posenc.search.cli_search import search_command
 
 # Nothing here imports torch at the top: `--help` and completion must answer at once.
 
@@ -211,6 +212,7 @@ app.command("compare")(compare_command)
 app.command("eval", context_settings=SETTINGS)(eval_command)
 app.command("finetune")(finetune_command)
 app.command("export")(export_command)
+app.command("search")(search_command)
 
 
 def main() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .encodings import Alibi, Encoding, Learned, Rotation, Segmented, Sinusoidal
+from .encodings import Alibi, Encoding, Learned, LogScaled, Rotation, Segmented, Sinusoidal
 from .modules import AddVectors, SinusoidalEmbedding
 from .patches import Patch
 from .positions import Call, DescribeCall
 
 PHASE_LIMIT = 1e-2  # radians at the furthest position checked
 FURTHEST = 32_768
+SCALE_LIMIT = 1e-6
 Row = tuple[str, bool, float | None, float | None, str]
 NAME = "numbers = formula"
 
@@ -21,6 +23,10 @@ NAME = "numbers = formula"
 def check_numbers(backbone: Any, encoding: Encoding, patch: Patch) -> Row:
     """(name, passed, figure, limit, detail) of the tables that a call of this backbone would use."""
     positions = torch.tensor([[0, 1, 2, 777, FURTHEST - 1]])
+    if isinstance(encoding, LogScaled) and encoding.logn:
+        worst = query_scale_error(backbone, encoding, positions)
+        if worst > SCALE_LIMIT or encoding.seam == "none":
+            return NAME, worst <= SCALE_LIMIT, worst, SCALE_LIMIT, "relative error of what a query is multiplied with"
     if isinstance(encoding, Rotation):
         worst = max(phase_error(*pair) for pair in tables(backbone, encoding, positions, patch))
         return (
@@ -49,6 +55,15 @@ def check_numbers(backbone: Any, encoding: Encoding, patch: Patch) -> Row:
         limit = 1e-5 if torch.finfo(found.dtype).bits > 16 else 2.0**-7
         return NAME, worst <= limit, worst, limit, "largest error of an added vector, as a share of the scale"
     return NAME, True, None, None, "no numbers: no positions"
+
+
+def query_scale_error(backbone: Any, encoding: LogScaled, positions: Tensor) -> float:
+    """The largest relative error of the factor on the queries at `positions` (1, n)."""
+    found = describe(backbone, positions).query_scale
+    if found is None:
+        return math.inf
+    wanted = [max(1.0, math.log(p + 1) / math.log(encoding.length)) for p in positions[0].tolist()]
+    return float((found[0].cpu().double() / torch.tensor(wanted, dtype=torch.float64) - 1).abs().max())
 
 
 def added_vectors(backbone: Any, positions: Tensor, patch: Patch) -> Tensor | None:
@@ -85,8 +100,7 @@ def tables(
 ) -> list[tuple[Tensor, Tensor, Tensor, float, Tensor]]:
     """(cos, sin, frequencies in double, factor, positions) of each set that a call uses; first half of the channels."""
     at = positions.clamp(max=encoding.length - 1) if isinstance(encoding, Segmented) else positions
-    late = isinstance(encoding, Segmented) and encoding.schedule == "segments"
-    found = None if late else patch.tables(backbone, at)
+    found = None if encoding.turns_late else patch.tables(backbone, at)
     if found is not None:
         inv_freq, scaling = encoding.inv_freq(2 * found[0].shape[-1])
         return [(*found, inv_freq.double(), scaling, at)]

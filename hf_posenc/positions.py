@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import rotation
 from .attention import own_name
-from .encodings import Alibi, Encoding, Rotation, Segmented
+from .encodings import Alibi, Encoding, LogScaled, Rotation, Segmented
 from .errors import OptionError
 
 HIDDEN = -1e3  # what a mask of numbers adds where a key must not be seen, or less
@@ -26,8 +26,9 @@ class Call(NamedTuple):
 
     `query_positions` (batch or 1, n) and `key_positions` (batch or 1, keys so far), in tokens; `plain`, whether the
     latter are what the mask alone would tell; `cos`, `sin` of the
-    queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias.
-    `layers`: the indices of the layers in which these two act, None for all of them; `both_ways`: whether queries see
+    queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias;
+    `query_scale` (batch or 1, n), what each query is multiplied with.
+    `layers`: the indices of the layers in which these three act, None for all of them; `both_ways`: whether queries see
     later keys, so that a bias falls on either side.
     """
 
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     slopes: Tensor | None = None
     layers: tuple[int, ...] | None = None
     both_ways: bool = False
+    query_scale: Tensor | None = None
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -180,7 +182,7 @@ class DescribeCall:
     """A pre-hook of a backbone: puts a `Call` into the keyword arguments, which travel to every attention layer.
 
     `through_attention` says that the encoding acts inside the attention function, which must then be ours; `pairs`
-    and `layers` where in a head, and in which layers.
+    and `layers` where in a head, and in which layers. `rotary_dim`: 0 where the host turns its queries and keys itself.
     """
 
     encoding: Encoding
@@ -202,7 +204,10 @@ class DescribeCall:
     def describe(self, kwargs: dict[str, Any]) -> Call:
         """The `Call` of a forward with these keyword arguments."""
         queries, keys, past, plain = locate(kwargs)
-        call = Call(queries, keys, plain, layers=self.layers)
+        scale = self.encoding.query_scale(queries) if isinstance(self.encoding, LogScaled) else None
+        call = Call(queries, keys, plain, layers=self.layers, query_scale=scale)
+        if isinstance(self.encoding, Rotation) and self.rotary_dim == 0:
+            return call
         if isinstance(self.encoding, Segmented):
             return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past, self.pairs))
         if isinstance(self.encoding, Rotation):

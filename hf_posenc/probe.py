@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from .encodings import Alibi, Learned, Segmented
+from .encodings import Alibi, Learned, LogScaled, Segmented
 from .errors import EffectError, UnsupportedError
 from .formulas import check_numbers
 from .modules import quiet_loading
@@ -69,9 +69,18 @@ class Probe:
         return len(self.patch.table(self.backbone).weight) - self.patch.rows_before(self.backbone.config)
 
     def _start(self) -> int:
-        """Half a probe before the first segment's end, so that cached and uncached calls cross it."""
-        encoding = self.state.encoding
-        return max(encoding.length - self.length // 2, 0) if isinstance(encoding, Segmented) else 0
+        """Half a probe before the trained length's end where something begins there, so that calls cross it."""
+        crossed = isinstance(self.state.encoding, Segmented) or self.scales_queries()
+        return max(self.trained_length() - self.length // 2, 0) if crossed else 0
+
+    def scales_queries(self) -> bool:
+        """Whether the encoding makes far queries longer."""
+        return isinstance(self.state.encoding, LogScaled) and self.state.encoding.logn
+
+    def trained_length(self) -> int:
+        """L of an encoding that knows it, in tokens."""
+        assert isinstance(self.state.encoding, LogScaled)
+        return self.state.encoding.length
 
     def logits(self, ids: Tensor, **kwargs: Any) -> Tensor:
         """One row of numbers a token: logits, or what a bare backbone gives."""
@@ -136,14 +145,15 @@ class Probe:
     def acts(self) -> Check:
         """Every second position left out: that must move the logits, and with no positions at all it must not."""
         mask = torch.ones_like(self.ids)  # without one, positions that stand still begin a new document
-        halved = (self.positions - self.positions[:, :1]) // 2 + self.positions[:, :1]
-        there, here = (self.logits(self.ids, position_ids=p, attention_mask=mask) for p in (halved, self.positions))
-        difference, none = float((there - here).abs().max()), self.state.encoding.seam == "none"
-        limit = self.limit(here)
+        encoding, moved, how = self.state.encoding, self.positions - self.positions[:, :1], "halved positions"
+        moved = moved // 2 + self.positions[:, :1]
+        none = encoding.seam == "none"
+        if none and self.scales_queries():  # which between two neighbours is no difference to be seen
+            none, moved, how = False, self.positions + 7 * self.trained_length(), "positions far out"
+        there, here = (self.logits(self.ids, position_ids=p, attention_mask=mask) for p in (moved, self.positions))
+        difference, limit = float((there - here).abs().max()), self.limit(here)
         ok = difference <= limit if none else difference > limit / 10
-        detail = (
-            "halved positions move nothing, as they must" if none else "halved positions move the logits by this much"
-        )
+        detail = f"{how} move nothing, as they must" if none else f"{how} move the logits by this much"
         return Check("positions act", ok, difference, limit if none else None, detail)
 
     def stock_reach(self) -> int:
@@ -157,7 +167,7 @@ class Probe:
         with self.state.ledger.suspended():
             if self.patch.owns(self.backbone, encoding):
                 return True
-        if encoding.name != self.patch.native:
+        if encoding.name != self.patch.native or self.scales_queries():
             return False
         if isinstance(encoding, Alibi):
             return torch.equal(encoding.slopes(8), Alibi().slopes(8))

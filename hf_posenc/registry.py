@@ -25,7 +25,8 @@ class EncodingRow:
 
     @property
     def options(self) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(self.cls))
+        names = [field.name for field in fields(self.cls)]
+        return (*(n for n in names if n not in e.ADD_ONS), *(n for n in names if n in e.ADD_ONS))
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -80,6 +81,13 @@ _ROWS = [
     EncodingRow(
         "learned", e.Learned, "a trained vector a position, fresh or resized", "Gehring et al. 2017, arXiv 1705.03122"
     ),
+    EncodingRow(
+        "ntk_mixed",
+        e.NtkMixed,
+        "NTK with a base of its own for each pair",
+        "Su 2023, kexue.fm/archives/9706",
+    ),
+    EncodingRow("p_rope", e.PRope, "only the fastest pairs turn, a share p", "Barbero et al. 2024, arXiv 2410.06205"),
     EncodingRow("nope", e.Nope, "no positions at all", "Kazemnejad et al. 2023, arXiv 2305.19466"),
 ]
 ENCODINGS: dict[str, EncodingRow] = {row.name: row for row in _ROWS}

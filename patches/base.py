@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from torch import Tensor, nn
 
@@ -98,6 +98,14 @@ class Patch:
         """What the outermost model needs, where it is not the backbone itself; nothing for most hosts."""
 
 
+def turns_early(encoding: Encoding) -> TypeGuard[Rotation]:
+    """Whether queries and keys are turned before the cache takes the keys: a rotation with one set of frequencies.
+
+    And so is the host library's own type of a rotation by segments, on hosts that have a rotary module.
+    """
+    return isinstance(encoding, Rotation) and not encoding.turns_late
+
+
 def attention_refusal(encoding: Encoding, config: Any) -> str | None:
     """The refusal of hosts with the attention interface: what acts inside it needs ours over the host's choice."""
     if not encoding.inside_attention or causal_refusal(encoding, config):
@@ -142,17 +150,19 @@ def describe_calls(
     ledger: Ledger,
     pairs: Pairs = HALVES,
     layers: tuple[int, ...] | None = None,
+    turned: bool = False,
 ) -> None:
     """Let every call of the backbone carry its positions, and choose our attention where the encoding needs it.
 
-    `pairs` and `layers` say where in a head, and in which layers (None: all), it acts inside the attention function.
+    `pairs` and `layers` say where in a head, and in which layers (None: all), it acts inside the attention function;
+    `turned` that the host's own rotary module does a rotation's turning.
     """
     inside = encoding.inside_attention
     if inside:
         ledger.set_attribute(
             backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)
         )
-    dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
+    dim = geometry.rotary_dim if isinstance(encoding, Rotation) and not turned else 0
     ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers))
     if inside:
         ledger.add_hook(backbone, RememberPositions())

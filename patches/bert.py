@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertModel, BertSelfAttention
 
 from hf_posenc.attention import own_name
-from hf_posenc.encodings import Encoding, Geometry, Learned, Nope, Rotation
+from hf_posenc.encodings import Encoding, Geometry, Learned, LogScaled, Nope, Rotation
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_tokens, locate, named_arguments
 from hf_posenc.registry import ENCODINGS
 
-from .base import Patch, attention_refusal, expect, rms, whole_refusal
+from .base import Patch, attention_refusal, expect, rms, turns_early, whole_refusal
 from .own_attention import TurnsEarly, prove_attention
 from .own_table import insert_in_table, prove_table
 
@@ -140,6 +140,8 @@ class BertPatch(Patch):
                 return _NO_ORDER
             if encoding.causal_only:
                 return _CAUSAL
+            if isinstance(encoding, LogScaled) and encoding.logn:
+                return _COUNTS
             if encoding.seam == "score" and config._attn_implementation == "flex_attention":
                 return "a bias on both sides needs a mask of numbers; model.set_attn_implementation('sdpa') first"
         return whole_refusal(encoding, config) or attention_refusal(encoding, config)
@@ -154,15 +156,15 @@ class BertPatch(Patch):
         if rows is not None:
             config.max_position_embeddings = rows
         layers = backbone.encoder.layer
-        if isinstance(encoding, Rotation) and not encoding.inside_attention:
+        if turns_early(encoding):
             for layer in layers:
                 ledger.swap_class(layer.attention.self, self.attention, self.rotary)
         if encoding.inside_attention:
             for layer in layers:
                 if hasattr(layer, "crossattention"):  # no positions of ours in there
                     ledger.set_attribute(layer.crossattention.self, "is_cross_attention", True)
-        if encoding.seam in ("rotation", "score"):
-            inside = encoding.inside_attention
+        inside = encoding.inside_attention
+        if inside or isinstance(encoding, Rotation):
             if inside:
                 ledger.set_attribute(config, "_attn_implementation_internal", own_name(config._attn_implementation))
                 ledger.add_hook(backbone, RememberPositions())
@@ -190,6 +192,10 @@ class BertPatch(Patch):
 _CAUSAL = (
     "it is causal by definition, since a query turns every key by its own segment, and this host looks both ways; use "
     "an encoding with one set of frequencies, such as 'yarn' or 'ntk' (a model with is_decoder=True takes it)"
+)
+_COUNTS = (
+    "logn goes by the number of tokens that a query sees, which here is the same for all and not its position; leave "
+    "it out, or scale the softmax by hand (a model with is_decoder=True takes it)"
 )
 _NO_ORDER = (
     "a causal model can count from its mask alone, but every token of this host sees all others alike, so that without "

@@ -10,12 +10,12 @@ import copy
 from typing import Any
 
 import torch
+from torch import nn
 
 from hf_posenc.encodings import Encoding, Rotation, Yarn
 from hf_posenc.ledger import Ledger
 
-from .base import expect
-from .native_rope import is_native
+from .base import expect, turns_early
 from .rotary_host import RotaryHostPatch
 
 __all__ = ["MLA_START", "DeepseekPatch"]
@@ -32,13 +32,18 @@ class DeepseekPatch(RotaryHostPatch):
         if isinstance(encoding, Yarn) and encoding.attention_factor is None and self.has_mscale(backbone.config):
             trial = copy.deepcopy(backbone.config)
             host = type(backbone.rotary_emb)
-            self.edit_config(trial, encoding, host)
+            self.edit_config(trial, encoding.but(resonance=False), host)
             encoding = encoding.but(attention_factor=float(host(trial).attention_scaling))
         return encoding
 
     def has_mscale(self, config: Any) -> bool:
         """Whether this host shares YaRN's temperature out between cos and sin and the softmax."""
         return all(self.parameters(config).get(key) for key in _MSCALE)
+
+    def edit_config(self, config: Any, encoding: Rotation, host: type[nn.Module]) -> None:
+        super().edit_config(config, encoding, host)
+        if isinstance(encoding, Yarn) and self.has_mscale(config):  # of which the attention makes its softmax scale
+            config.rope_parameters["factor"] = float(encoding.factor)
 
     def kept(self, encoding: Rotation) -> tuple[str, ...]:
         return (*super().kept(encoding), *(_MSCALE if isinstance(encoding, Yarn) else ()))
@@ -51,7 +56,7 @@ class DeepseekPatch(RotaryHostPatch):
     def scaling(self, backbone: Any, encoding: Encoding) -> float:
         """The softmax scale that the host's own attention has under the encoding's rope parameters."""
         config = backbone.config
-        if not is_native(encoding):
+        if not turns_early(encoding):
             config = copy.deepcopy(config)
             config.rope_parameters = {"rope_type": "default", "rope_theta": self.parameters(config)["rope_theta"]}
         with torch.device("meta"):

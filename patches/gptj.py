@@ -77,7 +77,9 @@ class GPTJPatch(Patch):
         return table_refusal(encoding, config) or whole_refusal(encoding, config) or attention_refusal(encoding, config)
 
     def is_native_result(self, encoding: Encoding) -> bool:
-        return isinstance(encoding, Rope) and encoding.theta == THETA  # up to n_positions
+        if not isinstance(encoding, Rope) or encoding.resonance or encoding.logn:
+            return False
+        return encoding.theta == THETA  # up to n_positions
 
     def apply(self, backbone: Any, encoding: Encoding, ledger: Ledger) -> None:
         geometry = self.geometry(backbone)

@@ -23,8 +23,15 @@ from hf_posenc.encodings import (
 )
 from hf_posenc.errors import OptionError, StateError, UnsupportedError
 
+from .base import turns_early
+
 BFLOAT16_ROUNDING = 2.0**-8  # what a model cast to 16 bits may have lost of its frequencies
 FLOAT16_STEP = 2.0**-24
+
+# a pair that does not turn is divided by STILL: after 2^24 tokens its angle is 1.7e-17, so cos is 1 and sin nothing
+# beside any rounding; and STILL · theta stays within float32, up to the largest theta that an encoding takes
+STILL = 1e24
+SLOWEST = 1e-16  # radians a token; below it a pair stands still
 
 
 def write_parameters(
@@ -72,6 +79,8 @@ def survives(config: Any) -> bool:
 def typed(encoding: Rotation, dim: int) -> dict[str, Any] | None:
     """The host library's own type for an encoding, or None where it has none."""
     base = {"rope_theta": encoding.theta}
+    if encoding.resonance:
+        return None
     match encoding:
         case Rope():
             return {"rope_type": "default", **base}
@@ -104,15 +113,26 @@ def typed(encoding: Rotation, dim: int) -> dict[str, Any] | None:
 def rescaled(encoding: Rotation, dim: int) -> dict[str, Any]:
     """Any fixed set of frequencies: `longrope` with the same list of rescale factors on both sides of the length."""
     inv_freq, scaling = encoding.inv_freq(dim)
-    rescale = (Rope(rope_theta=encoding.theta).inv_freq(dim)[0].double() / inv_freq.double()).tolist()
+    rescale = rescale_factors(inv_freq, encoding.theta).tolist()
     lists = {"short_factor": rescale, "long_factor": rescale, "attention_factor": scaling}
     length = {"original_max_position_embeddings": encoding.length, "factor": 1.0}
     return {"rope_type": "longrope", **lists, **length, "rope_theta": encoding.theta}
 
 
+def rescale_factors(inv_freq: Tensor, theta: float) -> Tensor:
+    """By what plain RoPE's frequencies are divided to give these, float64; `STILL` for a pair that does not turn."""
+    plain = Rope(rope_theta=theta).inv_freq(2 * len(inv_freq))[0].double()
+    return torch.where(inv_freq > 0, plain / inv_freq.double(), STILL)
+
+
 def is_native(encoding: Encoding) -> bool:
-    """Whether the host library has a rope type that holds this encoding."""
-    return isinstance(encoding, Rotation) and not encoding.inside_attention
+    """Whether the host library has a rope type that holds all of this encoding."""
+    return turns_early(encoding) and not encoding.inside_attention
+
+
+def frequencies_off(found: Tensor, wanted: Tensor) -> float:
+    """The largest relative difference of the frequencies in a host from those `wanted`, of which some may be 0."""
+    return float(((found.cpu() - wanted).abs() / wanted.clamp(min=SLOWEST)).max())
 
 
 def refuse_scaled(encoding: Encoding, parameters: dict[str, Any], now: int) -> None:

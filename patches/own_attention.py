@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_posenc.attention import base_function, posenc_eager
-from hf_posenc.encodings import Encoding, Rotation
+from hf_posenc.encodings import Encoding
 from hf_posenc.errors import StateError
 from hf_posenc.positions import Call, find_cache
 from hf_posenc.rotation import HALVES, Pairs, rotate
 
-from .base import expect
+from .base import expect, turns_early
 from .handover import OWN, WITHOUT_HOOKS, Handed
 
 
@@ -95,6 +95,8 @@ class TurnsEarly:
             out, weights = attend(query, key, value, mask)
             return out.flatten(2), weights
         name, module = self.config._attn_implementation, cast(nn.Module, self)
+        if name.startswith(OWN):  # where more is to be done than to turn
+            kwargs = {**kwargs, "posenc": call}
         function: Any = base_function("eager", module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         out, weights = function(module, query, key, value, mask, **options, **kwargs)
         return out.flatten(2), weights
@@ -112,5 +114,5 @@ def prove_attention(layers: list[Any], encoding: Encoding, turning: type[nn.Modu
     if encoding.inside_attention:
         name = str(layers[-1].config._attn_implementation)
         expect(name.startswith(OWN), f"the layers still use {name} attention")
-    elif isinstance(encoding, Rotation):
+    if turns_early(encoding):
         expect(all(isinstance(x, turning) for x in layers), "the layers do not turn their queries and keys")

@@ -29,8 +29,16 @@ from .base import (
     prove_added,
     rms,
     table_refusal,
+    turns_early,
 )
-from .native_rope import check_buffers, is_native, refuse_scaled, typed, write_parameters
+from .native_rope import (
+    check_buffers,
+    frequencies_off,
+    is_native,
+    refuse_scaled,
+    typed,
+    write_parameters,
+)
 from .rotary_modules import exact, per_pair, silent
 
 __all__ = ["RotaryHostPatch", "RotaryLayout"]
@@ -135,18 +143,18 @@ class RotaryHostPatch(Patch):
     def apply(self, backbone: Any, encoding: Encoding, ledger: Ledger) -> None:
         config, old = backbone.config, backbone.rotary_emb
         host, device = old.__class__, next(old.buffers()).device
-        if isinstance(encoding, Rotation) and is_native(encoding):
+        geometry = self.geometry(backbone)
+        if turned := turns_early(encoding):
             self.edit_config(config, encoding, host)
             ledger.set_module(backbone, "rotary_emb", exact(host)(config).to(device))
-            return
-        geometry = self.geometry(backbone)
-        rotary: Any = silent(host)(config).to(device)
-        rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
-        ledger.set_module(backbone, "rotary_emb", rotary)
+        else:
+            rotary: Any = silent(host)(config).to(device)
+            rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
+            ledger.set_module(backbone, "rotary_emb", rotary)
         if encoding.inside_attention:
             start = 0 if self.layout.start is None else getattr(config, self.layout.start)
             pairs = Pairs(start, self.layout.interleaved)
-            describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding))
+            describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding), turned)
         elif encoding.seam == "embedding":  # and nope is silence alone
             add_to_embedding(backbone, backbone.layers[0], encoding, geometry, position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())
@@ -158,7 +166,8 @@ class RotaryHostPatch(Patch):
         if length is not None:  # first: the host library compares it with the factor, and warns where they disagree
             config.max_position_embeddings = max(encoding.reach() or length, length)
         kept = {key: old[key] for key in self.kept(encoding) if key in old}
-        if getattr(config, "head_dim", 0) is None and not isinstance(encoding, (Rope, Ntk)):  # which others don't read
+        default = isinstance(encoding, (Rope, Ntk)) and not encoding.resonance
+        if getattr(config, "head_dim", 0) is None and not default:  # which others don't read
             config.head_dim = config.hidden_size // config.num_attention_heads
         write_parameters(config, encoding, self.width(config), kept, kind, lambda changed: self.turns(host(changed)))
 
@@ -196,20 +205,13 @@ class RotaryHostPatch(Patch):
         if isinstance(encoding, Segmented):
             return all(own.get(key) == value for key, value in (typed(encoding, 2 * len(found)) or {}).items())
         wanted, factor = encoding.inv_freq(2 * len(found))
-        return bool(((found.cpu() / wanted - 1).abs() < 1e-5).all()) and abs(scaling - factor) < 1e-6
+        return frequencies_off(found, wanted) < 1e-5 and abs(scaling - factor) < 1e-6
 
     def prove(self, backbone: Any, encoding: Encoding) -> None:
-        if isinstance(encoding, Rotation) and is_native(encoding):
-            found, found_scaling = self.numbers(backbone)
-            wanted, scaling = encoding.inv_freq(self.width(backbone.config))
-            expect(found.shape == wanted.shape, f"the host turns {len(found)} pairs of channels, not {len(wanted)}")
-            off = float((found.cpu() / wanted - 1).abs().max())
-            expect(off < 1e-5, f"the host's frequencies differ from {encoding.name}'s by up to {off:.1e}")
-            expect(abs(found_scaling - scaling) < 1e-6, f"cos and sin are scaled by {found_scaling}, not by {scaling}")
-            return
-        for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
-            cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
-            expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")
+        if turns_early(encoding):
+            self.prove_frequencies(backbone, encoding)
+        else:
+            self.prove_silence(backbone, encoding)
         if encoding.inside_attention:
             attention = next(
                 m for m in backbone.layers[-1].modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
@@ -218,3 +220,18 @@ class RotaryHostPatch(Patch):
             expect(name.startswith("posenc_"), f"the layers still use {name} attention")
         elif encoding.seam == "embedding":
             prove_added(backbone.layers[0])
+
+    def prove_frequencies(self, backbone: Any, encoding: Rotation) -> None:
+        """The host's rotary module turns by the encoding's frequencies."""
+        found, found_scaling = self.numbers(backbone)
+        wanted, scaling = encoding.inv_freq(self.width(backbone.config))
+        expect(found.shape == wanted.shape, f"the host turns {len(found)} pairs of channels, not {len(wanted)}")
+        off = frequencies_off(found, wanted)
+        expect(off < 1e-5, f"the host's frequencies differ from {encoding.name}'s by up to {off:.1e}")
+        expect(abs(found_scaling - scaling) < 1e-6, f"cos and sin are scaled by {found_scaling}, not by {scaling}")
+
+    def prove_silence(self, backbone: Any, encoding: Encoding) -> None:
+        """The host's rotary module turns nothing, in the layers where it must not."""
+        for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
+            cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
+            expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")

@@ -157,7 +157,11 @@ def host_pair(host: str, name: str, second: bool = False) -> HostPair:
 
 def not_held() -> set[tuple[str, str]]:
     """The pairs that this release of Transformers cannot hold: 5.4.0 has neither YaRN nor longrope a layer type."""
-    pairs = [host_pair("gemma3_text", name) for name in ("yarn", "ntk_by_parts") if "gemma3_text" in PRESENT]
+    pairs = [
+        host_pair("gemma3_text", name)
+        for name in ("yarn", "ntk_by_parts", "ntk_mixed", "p_rope")
+        if "gemma3_text" in PRESENT
+    ]
     found = set()
     for pair in pairs:
         try:
@@ -179,7 +183,9 @@ def host_pairs(fast: int, *names: str) -> Any:
     """
     found = []
     for i, host in enumerate(PRESENT):
-        now = {FAST[(i + j) % len(FAST)] for j in range(fast)} if fast < len(ENCODINGS) else set(ENCODINGS)
+        now = (
+            {FAST[(i + j) % len(FAST)] for j in range(fast)} if fast < len(ENCODINGS) else {*ENCODINGS} - {"ntk_mixed"}
+        )
         for name in names or ENCODINGS:
             if (host, name) in NOT_HELD:
                 continue

@@ -179,6 +179,31 @@ def longrope(
     return np.array([omega / divisor for omega, divisor in zip(plain, divisors, strict=True)]), attention_factor
 
 
+def ntk_mixed(t: int, dim: int, theta: float, length: int, *, factor: float, exponent: float = 0.75) -> Rotation:
+    """Su's mixed base (kexue.fm/archives/9706): lambda_1 ... lambda_m = exp(a m^b), and that of the last pair is s."""
+    a = math.log(factor) / (dim / 2) ** exponent
+    plain = frequencies(dim, theta)
+    return np.array([plain[m - 1] * math.exp(-a * m**exponent) for m in range(1, dim // 2 + 1)]), 1.0
+
+
+def p_rope(t: int, dim: int, theta: float, length: int, *, p: float = 0.75) -> Rotation:
+    """Barbero et al. 2024 (arXiv 2410.06205, section 6): the first floor(p d/2) pairs turn, the others never do."""
+    turning = math.floor(round(p * dim / 2, 9))
+    return np.array([omega if i < turning else 0.0 for i, omega in enumerate(frequencies(dim, theta))]), 1.0
+
+
+def resonant(omega: float) -> float:
+    """The frequency of the whole wavelength that is nearest (Wang et al. 2024, arXiv 2403.00071, section 4.1)."""
+    if omega == 0:
+        return 0.0
+    return 2 * math.pi / max(round(2 * math.pi / omega), 1)
+
+
+def query_scale(t: int, length: int) -> float:
+    """Log-n scaling of the query at position t, the (t + 1)-th token: max(1, ln n / ln L)."""
+    return max(1.0, math.log(t + 1) / math.log(length))
+
+
 ROTATIONS: dict[str, Callable[..., Rotation]] = {
     "rope": rope,
     "linear": linear,
@@ -189,15 +214,30 @@ ROTATIONS: dict[str, Callable[..., Rotation]] = {
     "dynamic_yarn": dynamic_yarn,
     "llama3": llama3,
     "longrope": longrope,
+    "ntk_mixed": ntk_mixed,
+    "p_rope": p_rope,
 }
 
 
-def rotation(name: str, t: int, *, dim: int, theta: float, length: int | None, **options: Any) -> Rotation:
+def rotation(
+    name: str,
+    t: int,
+    *,
+    dim: int,
+    theta: float,
+    length: int | None,
+    resonance: bool = False,
+    logn: bool = False,
+    **options: Any,
+) -> Rotation:
     """The frequencies (dim/2,) and the cos/sin factor which the query at position t uses for itself and its keys.
+
+    `logn` is no part of it: see `query_scale`.
 
     `length` is the pretrained length; None will do for the encodings whose formula has no L (rope, linear, ntk).
     """
-    return ROTATIONS[name](t, dim, theta, length, **options)
+    inv_freq, scale = ROTATIONS[name](t, dim, theta, length, **options)
+    return (np.array([resonant(omega) for omega in inv_freq]) if resonance else inv_freq), scale
 
 
 def rotate(x: Array, position: float, inv_freq: Array, scale: float) -> Array:

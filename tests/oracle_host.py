@@ -19,6 +19,7 @@ import numpy as np
 import oracle
 import torch
 from oracle import Rotation
+from oracle_models import query_scales
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -83,6 +84,7 @@ class Plan:
     visible: Tensor
     rotations: list[Rotation] | None = None
     slopes: Tensor | None = None
+    query_scale: Tensor | None = None
 
 
 _plan: list[Plan] = []  # the one in force
@@ -118,6 +120,12 @@ def scores_of(query: Tensor, key: Tensor, rotations: list[Rotation] | None, plan
     return scores
 
 
+def is_reached(plan: Plan, layer: int) -> bool:
+    """Whether the encoding acts in a layer: not where it has no positions, or local ones of its own that stay."""
+    local = plan.rotations is not None and plan.facts.local_theta(plan.config, layer) is not None
+    return plan.facts.turned(plan.config, layer) and not local
+
+
 def layer_rotations(plan: Plan, layer: int) -> list[Rotation] | None:
     """The encoding's, the layer's own, or none."""
     theta = plan.facts.local_theta(plan.config, layer)
@@ -139,6 +147,8 @@ def attention(
     k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = scores_of(q, k, layer_rotations(plan, module.layer_idx), plan) * scaling
+    if plan.query_scale is not None and is_reached(plan, module.layer_idx):
+        scores = scores * plan.query_scale[:, None]
     if kwargs.get("softcap") is not None:
         scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
     if plan.slopes is not None and plan.facts.turned(plan.config, module.layer_idx):
@@ -238,6 +248,8 @@ def host_logits(
     document = torch.zeros(n) if documents is None else torch.tensor(documents)
     plan = Plan(facts, config, at, causal(n) & (document[:, None] == document[None, :]))
     given = dict(options)
+    scale = query_scales(given, at, facts.length(config), rotation=name in oracle.ROTATIONS)
+    plan.query_scale = None if scale is None else torch.from_numpy(scale)
     if name in oracle.ROTATIONS:
         theta = given.pop("rope_theta", None) or facts.theta(config)
         length = given.pop("original_max_position_embeddings", None) or facts.length(config)

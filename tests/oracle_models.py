@@ -31,6 +31,18 @@ class Seams:
     embedding: Array | None = None
     rotations: list[Rotation] | None = None
     slopes: Array | None = None
+    query_scale: Array | None = None
+
+
+def query_scales(options: dict[str, Any], positions: Any, length: int | None, *, rotation: bool) -> Array | None:
+    """What each query is multiplied with; takes out of `options` what nobody but log-n scaling asks for."""
+    if not options.pop("logn", False):
+        return None
+    length = options.get("original_max_position_embeddings") or length
+    if not rotation:
+        options.pop("original_max_position_embeddings", None)
+    assert length is not None
+    return np.array([oracle.query_scale(int(t), length) for t in positions])
 
 
 def softmax(scores: Array) -> Array:
@@ -102,6 +114,8 @@ def attend(q: Array, k: Array, v: Array, seams: Seams, scaling: float) -> Array:
         keys = turn(k, seams.positions, inv_freq, scale)
         scores[:, queries] = turned @ keys.transpose(0, 2, 1)
     scores *= scaling
+    if seams.query_scale is not None:
+        scores *= seams.query_scale[:, None]
     if seams.slopes is not None:
         for i, position in enumerate(seams.positions):
             scores[:, i] += oracle.alibi(position, seams.positions, seams.slopes[:, None])
@@ -275,7 +289,9 @@ def reference_logits(
         assert config.model_type != "llama" or config.rope_parameters["rope_type"] == "default"
         assert not chosen, "options need a name"
         name = NATIVE[config.model_type]
-    extra: dict[str, Any] = {}
+    own_length = getattr(config, "max_position_embeddings", None)
+    scale = query_scales(chosen, places, own_length, rotation=name in oracle.ROTATIONS)
+    extra: dict[str, Any] = {"query_scale": scale}
     if name in oracle.ROTATIONS:
         extra["rotations"] = rotations(config, name, places, **chosen)
     elif name == "alibi":

@@ -21,6 +21,7 @@ from oracle_models import (
     heads,
     layer_norm,
     linear,
+    query_scales,
     same_rotation,
     softmax,
     turn,
@@ -55,6 +56,8 @@ def attend(q: Array, k: Array, v: Array, seams: Seams, scaling: float, turned: T
         left = turned(q[:, queries], seams.positions[queries], inv_freq, scale)
         scores[:, queries] = left @ turned(k, seams.positions, inv_freq, scale).transpose(0, 2, 1)
     scores *= scaling
+    if seams.query_scale is not None:
+        scores *= seams.query_scale[:, None]
     if seams.slopes is not None:
         apart = np.abs(seams.positions[:, None] - seams.positions[None, :])
         scores -= seams.slopes[:, None, None] * apart
@@ -260,6 +263,12 @@ def slopes(config: Any, factor: float = 1) -> Array:
     return oracle.slopes(count, factor) / (math.sqrt(config.head_dim) if getattr(config, "alibi", False) else 1)
 
 
+def own_length(config: Any) -> int:
+    """The length that a config states, in tokens."""
+    length = getattr(config, "max_seq_len", None) or config.max_position_embeddings
+    return int(length - (config.pad_token_id + 1) if config.model_type == "roberta" else length)
+
+
 def rotations(
     config: Any,
     name: str,
@@ -270,10 +279,7 @@ def rotations(
     **options: Any,
 ) -> list[Rotation]:
     dim = getattr(config, "rotary_dim", None) or config.hidden_size // config.num_attention_heads
-    length = getattr(config, "max_seq_len", None) or config.max_position_embeddings
-    if config.model_type == "roberta":
-        length -= config.pad_token_id + 1
-    length = original_max_position_embeddings or length
+    length = original_max_position_embeddings or own_length(config)
     return [oracle.rotation(name, int(t), dim=dim, theta=rope_theta or 1e4, length=length, **options) for t in at]
 
 
@@ -285,7 +291,10 @@ def reference(model: Any, name: str, options: dict[str, Any], input_ids: Any, po
     at = np.arange(len(ids)) if positions is None else np.asarray(positions, dtype=np.int64).reshape(-1)
     both = config.model_type in ("bert", "roberta") and not config.is_decoder
     visible = np.ones((len(ids), len(ids)), dtype=bool) if both else np.tri(len(ids), dtype=bool)
-    extra: dict[str, Any] = {}
+    options = dict(options)
+    extra: dict[str, Any] = {
+        "query_scale": query_scales(options, at, own_length(config), rotation=name in oracle.ROTATIONS)
+    }
     if name in oracle.ROTATIONS:
         extra["rotations"] = rotations(config, name, at, **options)
     elif name == "alibi":

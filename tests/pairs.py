@@ -17,6 +17,7 @@ from hf_posenc import patch_model
 HOSTS = ("llama", "gpt2", "bloom")
 NATIVE = {"llama": "rope", "gpt2": "learned", "bloom": "alibi"}
 ROTATIONS = ("rope", "linear", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "dynamic_yarn", "llama3", "longrope")
+ROTATIONS = (*ROTATIONS, "ntk_mixed", "p_rope")
 DYNAMIC = ("dynamic_ntk", "dynamic_yarn", "longrope")
 ENCODINGS = (*ROTATIONS, "alibi", "sinusoidal", "learned", "nope")
 ROWS = 5 * LENGTH  # of the longer tables
@@ -39,6 +40,17 @@ _OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sinusoidal": ({}, {"base": 300, "layout": "concat", "scale": 1.7}),
     "learned": ({"max_position_embeddings": ROWS}, {"max_position_embeddings": ROWS + 7}),
     "nope": ({}, {}),
+    "ntk_mixed": ({"factor": 4}, {"factor": 8, "exponent": 0.4, "rope_theta": 600}),
+    "p_rope": ({"p": 0.5, "rope_theta": 400}, {"p": 0.9, "rope_theta": 2e5}),
+}
+# the add-ons, on what turns early, by segments, on scores, and on nothing
+ADD_ONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rope-logn": ("rope", {"logn": True}),
+    "yarn-both": ("yarn", {"factor": 4, **_BETAS, "resonance": True, "logn": True}),
+    "dynamic_yarn-both": ("dynamic_yarn", {**_BETAS, "resonance": True, "logn": True}),
+    "ntk-resonance": ("ntk", {"factor": 3, "resonance": True}),
+    "alibi-logn": ("alibi", {"factor": 2, "logn": True}),
+    "nope-logn": ("nope", {"logn": True}),
 }
 
 
@@ -115,7 +127,19 @@ SHAPES = [
     Pair("bloom", "rope", {}, {"apply_residual_connection_post_layernorm": True}, "post-norm"),
 ]
 
-every_pair = pytest.mark.parametrize("pair", PAIRS, ids=str)
+ADDED = [
+    Pair(
+        host, name, {**options, **({"original_max_position_embeddings": LENGTH} if host == "bloom" else {})}, note=note
+    )
+    for host in HOSTS
+    for note, (name, options) in ADD_ONS.items()
+]
+
+# frequencies like any others, but for p_rope's zeros, which Llama's own rotary module must take
+ALIKE = [pair for pair in PAIRS if pair.name == "ntk_mixed" or (pair.name == "p_rope" and pair.host != "llama")]
+every_pair = pytest.mark.parametrize(
+    "pair", [pytest.param(p, id=str(p), marks=pytest.mark.extended if p in ALIKE else ()) for p in PAIRS]
+)
 
 
 def only(*names: str) -> Any:

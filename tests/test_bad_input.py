@@ -29,7 +29,7 @@ BAD_OPTIONS = [
     ("linear", {"scaling_factor": 2}, ValueError, "'scaling_factor'|did you mean 'factor'"),
     ("rope", {"theta": 1e4}, ValueError, "'theta'|rope_theta"),
     ("rope", {"factor": 2}, ValueError, "factor"),
-    ("nope", {"factor": 2}, ValueError, "nope takes no options|factor"),
+    ("nope", {"factor": 2}, ValueError, "unknown option of nope|factor"),
     ("sinusoidal", {"factor": 2}, ValueError, "'factor'|layout"),
     ("dynamic_yarn", {**FOUR}, ValueError, "'factor'|beta_fast"),
     ("linear", {}, ValueError, "needs factor"),

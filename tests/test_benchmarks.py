@@ -81,6 +81,17 @@ def test_compare_equals_stock_transformers(tmp_path):
     assert report["largest_difference"] < 1e-3
 
 
+@pytest.mark.extended
+def test_search_is_put_beside_yarn(tmp_path):
+    out = tmp_path / "search.json"
+    done = run("search.py", "--quick", "--out", out)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(out.read_text())
+    assert set(made["unseen"]) == {"yarn", "yarn, beta_fast=8", "search"} and made["conditions"]["quick"]
+    assert [row["generation"] for row in made["curve"]] == [0, 1]
+    assert made["judged_ppl"][made["winner"]] == min(made["judged_ppl"].values())
+
+
 def test_perplexity_is_timed_and_weighed_beside_its_forward(tmp_path):
     out = tmp_path / "perplexity.json"
     done = run("perplexity.py", "--quick", "--out", out)

@@ -56,8 +56,10 @@ def files(folder: Path) -> dict[str, Path]:
         (None, {"max_length": 200}, IndexError, "aims at 128 tokens (32 × the factor)|factor=6.25"),
         (None, {"data": {"mode": "pose", "target_length": 129}}, IndexError, "target_length=129"),
         (None, {"data": {"mode": "pose", "target_length": 40}}, ValueError, "below max_length=48"),
+        (None, {"data": {"mode": "randomized", "target_length": 129}}, IndexError, "target_length=129"),
+        (None, {"data": {"mode": "randomized", "target_length": 40}}, ValueError, "below max_length=48"),
         (None, {"data": {"mode": "packt"}}, ValueError, "did you mean 'packed'"),
-        (None, {"data": {"target_length": 64}}, ValueError, "mode='pose' only"),
+        (None, {"data": {"target_length": 64}}, ValueError, "mode='pose' or 'randomized' only"),
         (None, {"data": {"clumn": "a"}}, ValueError, "did you mean 'column'"),
         (None, {"lora": {"targets": ["q_prj"]}}, ValueError, "unknown LoRA target 'q_prj'|q_proj"),
         (None, {"lora": {"rank": 4}}, ValueError, "setting of lora"),
@@ -106,7 +108,7 @@ def test_an_adapter_of_another_encoding_or_base(base: str, tmp_path: Path) -> No
     linear = {"encoding": "linear", "options": {"factor": 4}}
     assert_refused(
         RuntimeError,
-        'was trained with yarn {"rope_theta"|this model has linear',
+        'was trained with yarn {"original_max_position_embeddings"|this model has linear',
         lambda: tune(base, tmp_path / "out", adapter=adapter, **linear),
     )
     other = save_base(tmp_path / "other")

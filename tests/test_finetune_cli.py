@@ -51,7 +51,7 @@ def test_a_run_measures_before_and_after_merges_and_can_be_repeated(base: Path, 
     Settings.of({key: value for key, value in stored.items() if key != "versions"})
 
 
-@pytest.mark.parametrize("mode", ["packed", "pose"])
+@pytest.mark.parametrize("mode", ["packed", "pose", "randomized"])
 def test_modes(base: Path, tmp_path: Path, mode: str) -> None:
     data = ("--data", base / "rows.jsonl", "--column", "body", "--mode", mode)
     flags = ("--training", "gradient_checkpointing=true", "--no-norms", "--target", "q_proj", "--batch-size", 2)

@@ -19,7 +19,7 @@ from hf_posenc.errors import OptionError
 from hf_posenc.finetuning.collator import Collator
 from hf_posenc.finetuning.settings import DataSettings
 from hf_posenc.finetuning.sources import open_source
-from hf_posenc.finetuning.windows import Row, Windows, packed_row, skipping
+from hf_posenc.finetuning.windows import Row, Windows, packed_row, scattered, skipping
 
 TOKENIZER = byte_tokenizer()
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -72,6 +72,19 @@ def test_skips_ascend_within_the_target_and_carry_a_mask() -> None:
     assert max(reach) == 63 and min(reach) == 15, "the whole range is drawn from, both ends included"
     [row] = rows(["x" * 40], 1, mode="pose", target=64)
     assert row["attention_mask"].tolist() == [1] * 16 and torch.equal(row["labels"], row["input_ids"])
+
+
+def test_randomised_positions_ascend_within_the_target_and_carry_a_mask() -> None:
+    drawn = torch.stack([scattered(random.Random(seed), 16, 64) for seed in range(400)])
+    assert (drawn.diff(dim=1) >= 1).all() and drawn.min() == 0 and drawn.max() == 63
+    counts = drawn.flatten().bincount(minlength=64)
+    assert len(counts) == 64 and counts.min() > 60, "every position is as likely: 100 of 400"
+    assert torch.equal(scattered(random.Random(3), 16, 16), torch.arange(16))
+    one, two = rows(["x" * 40], 2, mode="randomized", target=64)
+    for row in (one, two):
+        assert row["attention_mask"].tolist() == [1] * 16 and torch.equal(row["labels"], row["input_ids"])
+        assert len(row["position_ids"]) == 16
+    assert not torch.equal(one["position_ids"], two["position_ids"])
 
 
 def test_a_tasks_documents_label_the_answer() -> None:

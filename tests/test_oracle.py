@@ -117,6 +117,43 @@ def test_llama3_keeps_blends_and_divides() -> None:
     assert np.all((between > 1 / 8) & (between < 1))
 
 
+def test_ntk_mixed_divides_each_pair_by_more_than_the_last() -> None:
+    """d = 128, s = 8: a = ln 8 / 64^0.75 = 0.0918992; pair 1 ÷ e^a, pair 16 ÷ 8^(1/4^0.75), pair 64 ÷ 8."""
+    ratio = multipliers("ntk_mixed", length=4096, factor=8)
+    assert ratio[0] == pytest.approx(math.exp(-0.0918992), rel=1e-6)
+    assert ratio[15] == pytest.approx(8 ** -(4**-0.75), rel=1e-12)
+    assert ratio[15] == pytest.approx(0.479413, abs=1e-6)
+    assert ratio[63] == pytest.approx(1 / 8, rel=1e-12)
+    assert np.all(np.diff(ratio) < 0)
+    linear = multipliers("ntk_mixed", length=4096, factor=8, exponent=0)
+    assert linear == pytest.approx(multipliers("linear", length=4096, factor=8), rel=1e-12)
+
+
+@pytest.mark.parametrize(("p", "dim", "turning"), [(0.75, 128, 48), (0.25, 128, 16), (1, 12, 6), (0.29, 200, 29)])
+def test_p_rope_turns_the_fastest_pairs(p: float, dim: int, turning: int) -> None:
+    inv_freq, scale = oracle.rotation("p_rope", 7, dim=dim, theta=1e4, length=None, p=p)
+    assert np.array_equal(inv_freq[:turning], oracle.frequencies(dim, 1e4)[:turning])
+    assert np.all(inv_freq[turning:] == 0) and np.count_nonzero(inv_freq) == turning
+    assert scale == 1
+
+
+def test_resonance_rounds_wavelengths_to_whole_tokens() -> None:
+    """d = 16, theta = 1e4: 2π·10^(i/2) is 6.28, 19.87, 62.83, 198.69, 628.3, 1986.9, 6283.2, 19869.2 tokens."""
+    inv_freq, _ = oracle.rotation("rope", 0, dim=16, theta=1e4, length=None, resonance=True)
+    assert 2 * math.pi / inv_freq == pytest.approx([6, 20, 63, 199, 628, 1987, 6283, 19869], rel=1e-12)
+    still, _ = oracle.rotation("p_rope", 0, dim=16, theta=1e4, length=None, p=0.5, resonance=True)
+    assert np.array_equal(still, [*inv_freq[:4], 0, 0, 0, 0])
+    yarn, scale = oracle.rotation("yarn", 0, dim=16, theta=1e4, length=256, factor=4, resonance=True)
+    assert 2 * math.pi / yarn == pytest.approx([6, 24, 101, 454, 2513, 7948, 25133, 79477], rel=1e-12)
+    assert scale == oracle.temperature(4)
+
+
+def test_log_n_scaling() -> None:
+    assert [oracle.query_scale(t, 1024) for t in (0, 1, 1022, 1023)] == [1, 1, 1, 1]
+    assert oracle.query_scale(2047, 1024) == pytest.approx(1.1)
+    assert oracle.query_scale(32767, 1024) == pytest.approx(1.5)
+
+
 def test_longrope_lists_and_scale() -> None:
     options: dict[str, Any] = {"short_factor": [1, 2, 3, 4], "long_factor": [5, 6, 7, 8]}
     sizes: dict[str, Any] = {"dim": 8, "length": 32}

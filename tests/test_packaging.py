@@ -28,7 +28,7 @@ LAYERS = [
     ["checkpoint"],
     ["probe"],
     ["verification", "evaluate", "report", "exporting"],
-    ["demo", "finetuning"],
+    ["demo", "finetuning", "search"],
     ["cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,12 +1,14 @@
 """Position encodings as pure maths: torch alone, no model. See `hf_posenc.registry` for the list."""
 
 from .absolute import Learned, Nope, Sinusoidal
-from .base import Encoding, Geometry
-from .rotary import Linear, Llama3, Ntk, NtkByParts, Rope, Rotation, ScaledRotation, Yarn
+from .base import ADD_ONS, Encoding, Geometry
+from .log_scaled import LogScaled
+from .rotary import Linear, Llama3, Ntk, NtkByParts, NtkMixed, PRope, Rope, Rotation, ScaledRotation, Yarn
 from .score import Alibi
 from .segmented import DynamicNtk, DynamicYarn, LongRope, Segmented
 
 __all__ = [
+    "ADD_ONS",
     "Alibi",
     "DynamicNtk",
     "DynamicYarn",
@@ -15,10 +17,13 @@ __all__ = [
     "Learned",
     "Linear",
     "Llama3",
+    "LogScaled",
     "LongRope",
     "Nope",
     "Ntk",
     "NtkByParts",
+    "NtkMixed",
+    "PRope",
     "Rope",
     "Rotation",
     "ScaledRotation",

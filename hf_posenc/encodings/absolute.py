@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import OptionError
 from .base import Encoding, Geometry, Seam, above, at_least
+from .log_scaled import LogScaledAlone
 
 Layout = Literal["interleaved", "concat"]
 Resize = Literal["interpolate", "cubic", "group", "repeat", "hierarchical"]
@@ -156,8 +157,11 @@ class Learned(Encoding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nope(Encoding):
-    """No positions: a causal model must count from its mask alone (Haviv 2022, 2203.16634; Kazemnejad 2305.19466)."""
+class Nope(LogScaledAlone):
+    """No positions: a causal model must count from its mask alone (Haviv 2022, 2203.16634; Kazemnejad 2305.19466).
+
+    With `logn` (see `LogScaled`) the length of its queries follows the position, and nothing else does.
+    """
 
     name: ClassVar[str] = "nope"
     seam: ClassVar[Seam] = "none"

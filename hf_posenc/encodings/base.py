@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 from ..errors import OptionError, OptionTypeError, unknown
 
 Seam = Literal["embedding", "rotation", "score", "none"]
+ADD_ONS = ("resonance", "logn")  # options of many encodings, off by default and named only where they are on
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Encoding:
     def options(self) -> dict[str, Any]:
         """The options that are set, by name, as JSON values: `create(name, **options)` makes an equal encoding."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {key: v for key, v in given.items() if v or key not in ADD_ONS}
         return {key: list(v) if isinstance(v, tuple) else v for key, v in given.items() if v is not None}
 
     def but(self, **options: Any) -> Self:

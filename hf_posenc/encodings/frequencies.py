@@ -86,3 +86,16 @@ def longrope(dim: int, theta: float, rescale: tuple[float, ...]) -> Tensor:
 def longrope_temperature(factor: float, length: float) -> float:
     """sqrt(1 + ln s / ln L), on cos and sin; s = 4, L = 32768: 1.0646. LongRoPE (2402.13753), released code."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
+
+
+def mixed(dim: int, theta: float, factor: float, exponent: float) -> Tensor:
+    """omega_m·exp(-a·m^b), m = 1 … d/2, a = ln s/(d/2)^b: the lowest ÷ s. Su 2023, kexue.fm/archives/9706."""
+    m = torch.arange(1, dim // 2 + 1, dtype=torch.float64)
+    share = (m / (dim // 2)) ** exponent
+    return (rope(dim, theta).double() * torch.exp(-math.log(factor) * share)).float()
+
+
+def whole_wavelengths(inv_freq: Tensor) -> Tensor:
+    """2π / round(2π / omega), wavelengths in tokens; 0 stays 0. Resonance RoPE (2403.00071), section 4.1."""
+    wavelength = 2 * math.pi / inv_freq.double()
+    return (2 * math.pi / wavelength.round().clamp(min=1)).float()

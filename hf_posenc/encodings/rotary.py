@@ -1,4 +1,4 @@
-"""Rotary encodings with one set of frequencies: rope, linear, ntk, ntk_by_parts, yarn, llama3."""
+"""Rotary encodings with one set of frequencies: rope, linear, ntk, ntk_mixed, ntk_by_parts, yarn, llama3, p_rope."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from torch import Tensor
 
 from ..errors import OptionError
 from . import frequencies
-from .base import Encoding, Geometry, Seam, above, at_least
+from .base import Geometry, Seam, above, at_least
+from .log_scaled import LogScaled
 
 Frequencies = tuple[Tensor, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotation(Encoding):
+class Rotation(LogScaled):
     """Q and K are turned by position × frequency before their dot product.
 
     Options every rotation takes: `rope_theta`, the base (default: the host's, or 1e4 on a host without RoPE), and
     `original_max_position_embeddings`, L, the length in tokens the model was pretrained on (default: the config's).
+    Add-ons: `logn` (see `LogScaled`), and `resonance`, every wavelength 2π/omega rounded to whole tokens, so that a
+    pair meets no angle that it has not met before (Wang et al. 2024, 2403.00071, section 4.1).
+
+    A subclass says its `formula`; what everybody asks for is `inv_freq`, with the add-ons in it.
     """
 
     seam: ClassVar[Seam] = "rotation"
@@ -27,15 +32,22 @@ class Rotation(Encoding):
     default_theta: ClassVar[float] = 10_000.0
 
     rope_theta: float | None = None
-    original_max_position_embeddings: int | None = None
+    resonance: bool = False
+
+    @property
+    def turns_late(self) -> bool:
+        """Whether queries and keys come to the attention function unturned, and are turned in there."""
+        return False
+
+    @property
+    def inside_attention(self) -> bool:
+        return self.turns_late or self.logn
 
     def check(self) -> None:
+        super().check()
         self.require(above(self.rope_theta, 1), "rope_theta", "a base above 1")
-        self.require(
-            at_least(self.original_max_position_embeddings, 2),
-            "original_max_position_embeddings",
-            "a length of at least 2 tokens",
-        )
+        plain = type(self).inv_freq is Rotation.inv_freq
+        self.require(plain or not self.resonance, "resonance", "it to a class that overrides `formula`, not `inv_freq`")
 
     def resolve(self, geometry: Geometry) -> Self:
         if geometry.rotary_dim % 2 or geometry.rotary_dim < 4:
@@ -43,14 +55,8 @@ class Rotation(Encoding):
                 f"{self.name}: rotations turn pairs of channels, and this host's heads are {geometry.rotary_dim} wide; "
                 "an even width of at least 4 is needed"
             )
-        length = self.original_max_position_embeddings or geometry.max_position_embeddings
-        if length is None and self.needs_length:
-            raise OptionError(
-                f"{self.name} needs the length the model was pretrained on, and this host's config states none; "
-                "give original_max_position_embeddings=…"
-            )
         theta = self.rope_theta or geometry.rope_theta or self.default_theta
-        return self.but(rope_theta=theta, original_max_position_embeddings=length)
+        return self.with_length(geometry, needed=self.needs_length or self.logn).but(rope_theta=theta)
 
     @property
     def theta(self) -> float:
@@ -58,15 +64,17 @@ class Rotation(Encoding):
         assert self.rope_theta is not None, "resolve() first"
         return float(self.rope_theta)
 
-    @property
-    def length(self) -> int:
-        """L of a resolved encoding, in tokens."""
-        assert self.original_max_position_embeddings is not None, "resolve() first"
-        return self.original_max_position_embeddings
-
-    def inv_freq(self, dim: int) -> Frequencies:
+    def formula(self, dim: int) -> Frequencies:
         """Frequencies (d/2,) in radians a token, float32, and the factor on cos and sin; of a resolved encoding."""
         raise NotImplementedError
+
+    def inv_freq(self, dim: int) -> Frequencies:
+        """The `formula` with the add-ons: what queries and keys are turned by."""
+        return self.rounded(*self.formula(dim))
+
+    def rounded(self, inv_freq: Tensor, scaling: float) -> Frequencies:
+        """The same, of whole wavelengths where `resonance` asks for it."""
+        return (frequencies.whole_wavelengths(inv_freq) if self.resonance else inv_freq), scaling
 
     def reach(self) -> int | None:
         """The length in tokens that the options aim at, or None where they aim at none in particular."""
@@ -80,7 +88,7 @@ class Rope(Rotation):
     name: ClassVar[str] = "rope"
     needs_length: ClassVar[bool] = False
 
-    def inv_freq(self, dim: int) -> Frequencies:
+    def formula(self, dim: int) -> Frequencies:
         return frequencies.rope(dim, self.theta), 1.0
 
 
@@ -106,7 +114,7 @@ class Linear(ScaledRotation):
     name: ClassVar[str] = "linear"
     needs_length: ClassVar[bool] = False
 
-    def inv_freq(self, dim: int) -> Frequencies:
+    def formula(self, dim: int) -> Frequencies:
         return frequencies.rope(dim, self.theta) / self.factor, 1.0
 
 
@@ -121,8 +129,28 @@ class Ntk(ScaledRotation):
         """theta', a base like any other: s = 4, d = 128, theta = 1e4 gives 40889.9."""
         return frequencies.ntk_theta(dim, self.theta, self.factor)
 
-    def inv_freq(self, dim: int) -> Frequencies:
+    def formula(self, dim: int) -> Frequencies:
         return frequencies.rope(dim, self.scaled_theta(dim)), 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NtkMixed(ScaledRotation):
+    """NTK with a base of its own for each pair: omega_m·exp(-a·m^b), m = 1 … d/2, a = ln s/(d/2)^b, b = `exponent`.
+
+    The lowest frequency is divided by s exactly, the highest by exp(a). b = 0 is `linear`. Su 2023, kexue.fm/archives/
+    9706 (mixed-base positions); b = 0.75 in the author's released code (github.com/bojone/rerope).
+    """
+
+    name: ClassVar[str] = "ntk_mixed"
+    needs_length: ClassVar[bool] = False
+    exponent: float = 0.75
+
+    def check(self) -> None:
+        super().check()
+        self.require(0 <= self.exponent <= 1, "exponent", "a number from 0 to 1")
+
+    def formula(self, dim: int) -> Frequencies:
+        return frequencies.mixed(dim, self.theta, self.factor, self.exponent), 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +173,7 @@ class NtkByParts(ScaledRotation):
             above(self.beta_fast, self.beta_slow), "beta_fast", f"more rotations than beta_slow={self.beta_slow}"
         )
 
-    def inv_freq(self, dim: int) -> Frequencies:
+    def formula(self, dim: int) -> Frequencies:
         return self.ramped(dim, self.factor), 1.0
 
     def ramped(self, dim: int, factor: float) -> Tensor:
@@ -164,7 +192,7 @@ class Yarn(NtkByParts):
         super().check()
         self.require(above(self.attention_factor, 0), "attention_factor", "the factor on cos and sin, above 0")
 
-    def inv_freq(self, dim: int) -> Frequencies:
+    def formula(self, dim: int) -> Frequencies:
         a = frequencies.yarn_temperature(self.factor) if self.attention_factor is None else self.attention_factor
         return self.ramped(dim, self.factor), float(a)
 
@@ -187,8 +215,40 @@ class Llama3(ScaledRotation):
             f"a number above low_freq_factor={self.low_freq_factor}",
         )
 
-    def inv_freq(self, dim: int) -> Frequencies:
+    def formula(self, dim: int) -> Frequencies:
         inv_freq = frequencies.llama3(
             dim, self.theta, self.factor, self.length, self.low_freq_factor, self.high_freq_factor
         )
+        return inv_freq, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PRope(Rotation):
+    """p-RoPE: only the fastest ⌊p·d/2⌋ pairs turn, the others tell no position (Barbero et al. 2024, 2410.06205, 6).
+
+    A model learns to use the slowest pairs for meaning, which far positions would then blur. p = 1 is RoPE, p = 0 would
+    be NoPE; p = 0.75 had the best perplexity there.
+    """
+
+    name: ClassVar[str] = "p_rope"
+    needs_length: ClassVar[bool] = False
+    p: float = 0.75
+
+    def check(self) -> None:
+        super().check()
+        self.require(0 < self.p <= 1, "p", "the share of pairs that turn, above 0 and at most 1 ('nope' is 0)")
+
+    def resolve(self, geometry: Geometry) -> Self:
+        pairs = geometry.rotary_dim // 2
+        if self.turning(geometry.rotary_dim) < 1:
+            raise OptionError(f"p_rope: p={self.p} of {pairs} pairs is none at all; give {1 / pairs:.3g} or more")
+        return super().resolve(geometry)
+
+    def turning(self, dim: int) -> int:
+        """⌊p·d/2⌋, the number of pairs that turn."""
+        return int(self.p * dim / 2 + 1e-9)  # 0.29 of 100 pairs is 28.999999999999996 in binary
+
+    def formula(self, dim: int) -> Frequencies:
+        inv_freq = frequencies.rope(dim, self.theta)
+        inv_freq[self.turning(dim) :] = 0
         return inv_freq, 1.0

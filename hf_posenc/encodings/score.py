@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Encoding, Geometry, Seam, above, at_least
+from .base import Geometry, Seam, above, at_least
+from .log_scaled import LogScaledAlone
 
 BIAS_MAX = 8.0
 
@@ -28,12 +29,13 @@ def alibi_slopes(num_heads: int, bias_max: float = BIAS_MAX) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alibi(Encoding):
+class Alibi(LogScaledAlone):
     """-m_h·(i - j) on the score of query i and key j, after the 1/sqrt(d) (Press et al. 2021, 2108.12409).
 
     `factor` divides the slopes (position interpolation for ALiBi: Al-Khateeb et al. 2023, 2310.13017). No parameters.
     On a host that was trained with ALiBi the slopes are that host's own: `alibi_bias_max`, the 8 of m_h = 2^(-8h/n),
     and `scale`, what they are multiplied with (1/sqrt(d) where the host divides the scores after it has added them).
+    `logn` (see `LogScaled`) scales the query and not the bias.
     """
 
     name: ClassVar[str] = "alibi"
@@ -43,15 +45,20 @@ class Alibi(Encoding):
     scale: float | None = None
 
     def check(self) -> None:
+        super().check()
         self.require(at_least(self.factor, 1), "factor", "target length / pretrained length, a finite number >= 1")
         self.require(above(self.alibi_bias_max, 0), "alibi_bias_max", "the exponent of the flattest slope, above 0")
         self.require(above(self.scale, 0), "scale", "what the slopes are multiplied with, a number above 0")
 
     def resolve(self, geometry: Geometry) -> Alibi:
         bias_max, scale = geometry.alibi_bias_max, geometry.alibi_scale
-        return self.but(
-            alibi_bias_max=bias_max if self.alibi_bias_max is None else self.alibi_bias_max,
-            scale=scale if self.scale is None else self.scale,
+        return (
+            super()
+            .resolve(geometry)
+            .but(
+                alibi_bias_max=bias_max if self.alibi_bias_max is None else self.alibi_bias_max,
+                scale=scale if self.scale is None else self.scale,
+            )
         )
 
     def slopes(self, num_heads: int) -> Tensor:

@@ -34,8 +34,14 @@ class Segmented(Rotation):
     schedule: Schedule = "segments"
 
     @property
-    def inside_attention(self) -> bool:
+    def turns_late(self) -> bool:
         return self.schedule == "segments"
+
+    def check(self) -> None:
+        super().check()
+        plain = type(self).segment_inv_freq is Segmented.segment_inv_freq
+        ok = not self.resonance or (plain and self.schedule == "segments")
+        self.require(ok, "resonance", "it with schedule='segments', to a class that overrides `segment_formula`")
 
     def segment(self, positions: Tensor) -> Tensor:
         """The segment number of each position (tokens), same shape: 0 below L, k in [L·2^(k-1), L·2^k)."""
@@ -43,13 +49,17 @@ class Segmented(Rotation):
         edges = 2 ** torch.arange(0, 40, device=positions.device)
         return torch.bucketize(ratio, edges, right=True)
 
-    def segment_inv_freq(self, dim: int, segment: int) -> Frequencies:
+    def segment_formula(self, dim: int, segment: int) -> Frequencies:
         """Frequencies (d/2,) and cos/sin factor of one segment."""
         raise NotImplementedError
 
-    def inv_freq(self, dim: int) -> Frequencies:
-        """Those of segment 0."""
-        return self.segment_inv_freq(dim, 0)
+    def segment_inv_freq(self, dim: int, segment: int) -> Frequencies:
+        """The `segment_formula` with the add-ons."""
+        return self.rounded(*self.segment_formula(dim, segment))
+
+    def formula(self, dim: int) -> Frequencies:
+        """That of segment 0."""
+        return self.segment_formula(dim, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +76,7 @@ class DynamicNtk(Segmented):
         super().check()
         self.require(at_least(self.factor, 1), "factor", "a finite number >= 1")
 
-    def segment_inv_freq(self, dim: int, segment: int) -> Frequencies:
+    def segment_formula(self, dim: int, segment: int) -> Frequencies:
         if segment == 0:
             return frequencies.rope(dim, self.theta), 1.0
         scale = frequencies.dynamic_scale(self.factor, 2.0**segment)
@@ -93,7 +103,7 @@ class DynamicYarn(Segmented):
         )
         self.require(self.schedule == "segments", "schedule", "'segments': Transformers has no whole-call dynamic YaRN")
 
-    def segment_inv_freq(self, dim: int, segment: int) -> Frequencies:
+    def segment_formula(self, dim: int, segment: int) -> Frequencies:
         if segment == 0:
             return frequencies.rope(dim, self.theta), 1.0
         factor = 2.0**segment
@@ -136,7 +146,7 @@ class LongRope(Segmented):
     def segment(self, positions: Tensor) -> Tensor:
         return (positions >= self.length).long()
 
-    def segment_inv_freq(self, dim: int, segment: int) -> Frequencies:
+    def segment_formula(self, dim: int, segment: int) -> Frequencies:
         rescale = self.long_factor if segment else self.short_factor
         a = self.attention_factor
         a = frequencies.longrope_temperature(self.factor, self.length) if a is None else a

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from hf_posenc import record
-from hf_posenc.encodings import LongRope, NtkByParts, Rope, Rotation
+from hf_posenc.encodings import LongRope, NtkByParts, Rotation
 from hf_posenc.encodings.frequencies import yarn_temperature
 from hf_posenc.errors import CheckpointError, UnsupportedError
+from hf_posenc.patches.native_rope import rescale_factors
 
 from .targets import explicit_temperature, loses_a_part, needs_factors
 
@@ -47,7 +48,6 @@ def additions(encoding: Rotation, dim: int) -> tuple[dict[str, Any], dict[str, A
     if isinstance(encoding, NtkByParts) and not needs_factors(encoding):
         wanted = explicit_temperature(encoding)
         return {}, {} if wanted is None else {"attn_factor": wanted / yarn_temperature(encoding.factor)}
-    plain = Rope(rope_theta=encoding.theta).inv_freq(dim)[0].double()
     values: dict[str, Any] = {"type": "none", "factor": None}
     names: tuple[str, ...] = ("rope_freqs",)
     if isinstance(encoding, LongRope):
@@ -56,7 +56,8 @@ def additions(encoding: Rotation, dim: int) -> tuple[dict[str, Any], dict[str, A
         values = {"original_context_length": encoding.length}  # a longer context takes the long list
     else:
         found = [encoding.inv_freq(dim)]
-    tensors = {f"{name}.weight": (plain / f.double()).float().numpy() for name, (f, _) in zip(names, found)}
+    factors = [rescale_factors(inv_freq, encoding.theta) for inv_freq, _ in found]
+    tensors = {f"{name}.weight": f.float().numpy() for name, f in zip(names, factors)}
     return tensors, {**values, "attn_factor": float(found[0][1])}
 
 

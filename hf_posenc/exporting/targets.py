@@ -15,6 +15,7 @@ from hf_posenc.encodings import (
     Encoding,
     Learned,
     Llama3,
+    LogScaled,
     LongRope,
     NtkByParts,
     Rotation,
@@ -22,6 +23,7 @@ from hf_posenc.encodings import (
 )
 from hf_posenc.encodings.frequencies import yarn_temperature
 from hf_posenc.patches import Patch, RotaryHostPatch
+from hf_posenc.patches.native_rope import typed
 from hf_posenc.patching import find_backbone, get_encoding
 from hf_posenc.registry import ENCODINGS
 
@@ -137,10 +139,12 @@ def for_gguf(about: Subject) -> Verdict:
 
 def needs_factors(encoding: Encoding | None) -> bool:
     """Whether llama.cpp can have this encoding only as factors a pair of channels: its YaRN rounds the ramp's ends."""
-    if isinstance(encoding, NtkByParts):
-        return not encoding.truncate
-    own = isinstance(encoding, (Llama3, LongRope)) or (encoding is not None and encoding.name not in ENCODINGS)
-    return isinstance(encoding, Rotation) and own
+    if not isinstance(encoding, Rotation):
+        return False
+    if isinstance(encoding, NtkByParts) and not encoding.truncate:
+        return True
+    own = encoding.name not in ENCODINGS or typed(encoding, dim=4) is None  # any width will do
+    return own or isinstance(encoding, (Llama3, LongRope))
 
 
 def loses_a_part(encoding: Encoding | None) -> bool:
@@ -150,7 +154,7 @@ def loses_a_part(encoding: Encoding | None) -> bool:
     """
     if isinstance(encoding, NtkByParts) and explicit_temperature(encoding) is not None:
         return True
-    return needs_factors(encoding) and not isinstance(encoding, Llama3)
+    return needs_factors(encoding) and not (isinstance(encoding, Llama3) and not encoding.resonance)
 
 
 def explicit_temperature(encoding: NtkByParts) -> float | None:
@@ -165,6 +169,10 @@ def not_in_a_server(about: Subject) -> str | None:
     encoding, host = about.encoding, about.config.model_type
     if encoding is None or (about.native and not isinstance(encoding, Segmented)):
         return None
+    if isinstance(encoding, LogScaled) and encoding.logn:
+        return "it scales no query by its position (logn)"
+    if isinstance(encoding, Segmented) and encoding.resonance:
+        return "its types that follow the length have no whole wavelengths (resonance)"
     if encoding.seam == "score":
         return f"no slopes reach the attention that it has for {host}"
     if isinstance(encoding, Learned) or encoding.seam == "embedding":

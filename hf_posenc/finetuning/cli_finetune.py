@@ -48,10 +48,10 @@ def finetune_command(
     max_length: Annotated[int | None, typer.Option(help="Tokens of a window.", rich_help_panel=DATA)] = None,
     mode: Annotated[
         str | None,
-        typer.Option(help="concat; packed (no leak between documents); pose (skips).", rich_help_panel=DATA),
+        typer.Option(help="concat; packed (no leak between documents); pose, randomized.", rich_help_panel=DATA),
     ] = None,
     target_length: Annotated[
-        int | None, typer.Option(help="Of pose: the positions' end; by default factor × length.", rich_help_panel=DATA)
+        int | None, typer.Option(help="Of pose, randomized: where positions end.", rich_help_panel=DATA)
     ] = None,
     column: Annotated[str | None, typer.Option(help="Of JSON or a data set: the text's.", rich_help_panel=DATA)] = None,
     split: Annotated[str | None, typer.Option(help="Of a data set; by default train.", rich_help_panel=DATA)] = None,

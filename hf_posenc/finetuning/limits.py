@@ -9,24 +9,24 @@ from typing import Any
 from hf_posenc.errors import OptionError, ReachError, UnsupportedError
 from hf_posenc.evaluate.limits import encoding_of, reach
 
-from .settings import DataSettings
+from .settings import FAR, DataSettings
 
 
 def check_lengths(model: Any, data: DataSettings) -> int | None:
-    """Raise `ReachError` for a window past what the positions express or aim at; returns PoSE's target length."""
+    """Raise `ReachError` for a window past what the positions express or aim at; returns what far ones are drawn to."""
     encoding = encoding_of(model)
     aim = encoding.reach() if hasattr(encoding, "reach") else None
     end = reach(model)
-    target = data.target_length if data.mode == "pose" else None
-    if data.mode == "pose" and target is None:
+    target = data.target_length if data.mode in FAR else None
+    if data.mode in FAR and target is None:
         target = aim or end
         if target is None:
             raise OptionError(
-                "data: mode='pose' needs the length that the positions skip to, and this encoding aims at none in "
-                "particular; give target_length=…"
+                f"data: mode={data.mode!r} needs the length that the positions are drawn to, and this encoding aims at "
+                "none in particular; give target_length=…"
             )
     longest, name = (target, "target_length") if target is not None else (data.max_length, "max_length")
-    if data.mode == "pose" and longest < data.max_length:
+    if data.mode in FAR and longest < data.max_length:
         raise OptionError(
             f"data: target_length={longest} is below max_length={data.max_length}, the length of a window"
         )
@@ -46,7 +46,7 @@ def check_lengths(model: Any, data: DataSettings) -> int | None:
 
 def check_positions(model: Any, data: DataSettings) -> None:
     """Raise `UnsupportedError` where this model would drop the positions that packing and skipping are made of."""
-    if data.mode not in ("packed", "pose"):
+    if data.mode != "packed" and data.mode not in FAR:
         return
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     takes = "position_ids" in inspect.signature(type(inner).forward).parameters

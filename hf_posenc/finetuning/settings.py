@@ -13,8 +13,9 @@ from typing import Any, Literal, Self, get_args
 
 from hf_posenc.errors import CheckpointError, OptionError, OptionTypeError, unknown
 
-Mode = Literal["concat", "packed", "pose", "task"]
+Mode = Literal["concat", "packed", "pose", "randomized", "task"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+FAR: tuple[Mode, ...] = ("pose", "randomized")  # short windows that stand at far positions
 FILE = "finetune.yaml"
 
 
@@ -56,7 +57,8 @@ class DataSettings(Group):
 
     `source`: files, folders, names of `datasets`, or a task's documents (`task:passkey`). `max_length`: tokens a
     window. `mode`: concat (cut one after another), packed (positions restart at each document), pose (short windows
-    whose positions skip, up to `target_length`), task (one document a row). `shuffle`: windows held to draw from.
+    whose positions skip, up to `target_length`), randomized (short windows whose positions are drawn below that),
+    task (one document a row). `shuffle`: windows held to draw from.
     """
 
     source: tuple[str, ...] = ()
@@ -81,7 +83,8 @@ class DataSettings(Group):
             object.__setattr__(self, "mode", "task")
         elif self.mode == "task":
             raise OptionError("data: mode='task' needs a task's documents: source='task:passkey'")
-        self.require(self.target_length is None or self.mode == "pose", "target_length", "it with mode='pose' only")
+        told = self.target_length is None or self.mode in FAR
+        self.require(told, "target_length", "it with mode='pose' or 'randomized' only")
         self.require(self.target_length is None or whole(self.target_length), "target_length", "a length in tokens")
         self.require(whole(self.chunks, 2), "chunks", "the pieces of a window, at least 2")
         self.require(whole(self.shuffle), "shuffle", "a number of windows, 1 for the text's own order")

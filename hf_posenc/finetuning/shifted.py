@@ -23,7 +23,7 @@ from hf_posenc.errors import OptionError, UnsupportedError
 from hf_posenc.evaluate.limits import encoding_of
 from hf_posenc.patching import find_backbone
 
-from .settings import Settings
+from .settings import FAR, Settings
 
 
 def within_groups(query: Tensor, key: Tensor, value: Tensor, size: int, scale: float, dropout: float) -> Tensor:
@@ -79,10 +79,10 @@ def check_groups(model: Any, settings: Settings) -> None:
     size, data = settings.shifted_group, settings.data
     if size is None:
         return
-    if size % 2 or data.max_length % size or data.mode not in ("concat", "pose"):
+    if size % 2 or data.max_length % size or data.mode not in ("concat", *FAR):
         raise OptionError(
             f"shifted_group={size}: give an even number of tokens that divides max_length={data.max_length}, with "
-            "mode='concat' or 'pose'"
+            "mode='concat', 'pose' or 'randomized'"
         )
     patch, backbone = find_backbone(model)
     encoding, used = encoding_of(model), str(backbone.config._attn_implementation)

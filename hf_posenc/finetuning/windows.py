@@ -1,4 +1,4 @@
-"""From documents to rows of one size: cut one after another, packed, with skipping positions, or one document a row.
+"""From documents to rows of one size: cut one after another, packed, with far positions, or one document a row.
 
 Facts: a packed batch is known by positions that restart, with no mask and no cache; a batch whose positions skip must
 carry a mask of ones, or every skip would be read as a new document. So the two do not combine.
@@ -98,6 +98,15 @@ def skipping(rng: random.Random, length: int, target: int, chunks: int) -> Tenso
     return torch.arange(length) + skips
 
 
+def scattered(rng: random.Random, length: int, target: int) -> Tensor:
+    """Positions (length,) of randomised encodings: `length` of 0 … target - 1 without repeats, ascending.
+
+    Only their order tells where a token stands, and far positions are met in training (Ruoss et al. 2023, Randomized
+    Positional Encodings Boost Length Generalization of Transformers, 2305.16843, section 3).
+    """
+    return torch.tensor(sorted(rng.sample(range(target), length)))
+
+
 def answered(name: str, tokenizer: Any, settings: DataSettings, rng: random.Random, seed: int) -> Iterator[Row]:
     """One pass of a task's documents, each with its answer: the task's own lengths, up to `max_length` tokens."""
     from hf_posenc.eval_tasks.tasks import documents
@@ -165,7 +174,9 @@ class Windows(IterableDataset[Row]):
         if mode == "concat":
             return rows
         assert self.target is not None
-        place: Callable[[], Tensor] = lambda: skipping(rng, length, self.target or length, self.settings.chunks)  # noqa: E731
+        place: Callable[[], Tensor] = partial(skipping, rng, length, self.target, self.settings.chunks)
+        if mode == "randomized":
+            place = partial(scattered, rng, length, self.target)
         return (
             {**row, "position_ids": place(), "attention_mask": torch.ones(length, dtype=torch.long)} for row in rows
         )
