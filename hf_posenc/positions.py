@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import rotation
+from . import rotation, views
 from .attention import own_name
-from .encodings import Alibi, Encoding, Rotation, Segmented
+from .encodings import Alibi, Distance, Encoding, Rotation, Segmented
+from .encodings.distance import zero
 from .errors import OptionError
 
 HIDDEN = -1e3  # what a mask of numbers adds where a key must not be seen, or less
@@ -28,7 +29,7 @@ class Call(NamedTuple):
     latter are what the mask alone would tell; `cos`, `sin` of the
     queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias.
     `layers`: the indices of the layers in which these two act, None for all of them; `both_ways`: whether queries see
-    later keys, so that a bias falls on either side.
+    later keys, so that a bias falls on either side; `views` of an encoding that sees some pairs at another distance.
     """
 
     query_positions: Tensor
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     slopes: Tensor | None = None
     layers: tuple[int, ...] | None = None
     both_ways: bool = False
+    views: views.Views | None = None
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -180,7 +182,8 @@ class DescribeCall:
     """A pre-hook of a backbone: puts a `Call` into the keyword arguments, which travel to every attention layer.
 
     `through_attention` says that the encoding acts inside the attention function, which must then be ours; `pairs`
-    and `layers` where in a head, and in which layers.
+    and `layers` where in a head, and in which layers. `turns_early`: the host turns queries and keys of a `Distance` by
+    what those wait turned by, before the cache takes them.
     """
 
     encoding: Encoding
@@ -189,6 +192,8 @@ class DescribeCall:
     through_attention: bool
     pairs: rotation.Pairs = rotation.HALVES
     layers: tuple[int, ...] | None = None
+    both_ways: bool = False
+    turns_early: bool = False
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
@@ -205,6 +210,16 @@ class DescribeCall:
         call = Call(queries, keys, plain, layers=self.layers)
         if isinstance(self.encoding, Segmented):
             return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past, self.pairs))
+        if isinstance(self.encoding, Distance):
+            early = self.turns_early and self.encoding.stores_turned
+            stored = self.encoding.stored if early else zero
+            made = views.describe(
+                self.encoding, self.rotary_dim, queries, keys, past, self.pairs, self.both_ways, stored
+            )
+            if early:
+                cos, sin = rotation.cos_sin(*self.encoding.inv_freq(self.rotary_dim), stored(queries))
+                call = call._replace(cos=cos, sin=sin)
+            return call._replace(views=made)
         if isinstance(self.encoding, Rotation):
             cos, sin = rotation.early(self.encoding, self.rotary_dim, queries)
             return call._replace(cos=cos, sin=sin)

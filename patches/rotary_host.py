@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hf_posenc.encodings import Encoding, Geometry, Ntk, Rope, Rotation, Segmented
+from hf_posenc.encodings import Distance, Encoding, Geometry, Ntk, Rope, Rotation, Segmented
 from hf_posenc.errors import OptionError
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import FillPositions
@@ -31,7 +31,7 @@ from .base import (
     table_refusal,
 )
 from .native_rope import check_buffers, is_native, refuse_scaled, typed, write_parameters
-from .rotary_modules import exact, per_pair, silent
+from .rotary_modules import exact, per_pair, silent, stored
 
 __all__ = ["RotaryHostPatch", "RotaryLayout"]
 
@@ -140,13 +140,16 @@ class RotaryHostPatch(Patch):
             ledger.set_module(backbone, "rotary_emb", exact(host)(config).to(device))
             return
         geometry = self.geometry(backbone)
-        rotary: Any = silent(host)(config).to(device)
+        waiting = isinstance(encoding, Distance) and encoding.stores_turned
+        rotary: Any = (stored if waiting else silent)(host)(config).to(device)
         rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
+        if waiting:
+            rotary.encoding, rotary.pairs, rotary.repeated = encoding, geometry.rotary_dim // 2, self.layout.repeated
         ledger.set_module(backbone, "rotary_emb", rotary)
         if encoding.inside_attention:
             start = 0 if self.layout.start is None else getattr(config, self.layout.start)
             pairs = Pairs(start, self.layout.interleaved)
-            describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding))
+            describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding), True)
         elif encoding.seam == "embedding":  # and nope is silence alone
             add_to_embedding(backbone, backbone.layers[0], encoding, geometry, position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())
@@ -209,7 +212,9 @@ class RotaryHostPatch(Patch):
             return
         for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
             cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
-            expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")
+            wanted = waiting_angles(encoding, torch.tensor([[0, 7]]), cos.shape[-1])
+            apart = torch.cat((cos.cpu() - wanted.cos(), sin.cpu() - wanted.sin())).abs()
+            expect(float(apart.max()) < 1e-5, "the host's own rotation is still there")
         if encoding.inside_attention:
             attention = next(
                 m for m in backbone.layers[-1].modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
@@ -218,3 +223,10 @@ class RotaryHostPatch(Patch):
             expect(name.startswith("posenc_"), f"the layers still use {name} attention")
         elif encoding.seam == "embedding":
             prove_added(backbone.layers[0])
+
+
+def waiting_angles(encoding: Encoding, positions: Tensor, pairs: int) -> Tensor:
+    """The angles (batch, n, pairs) by which a host whose rotation is taken out turns before its cache takes keys."""
+    if not isinstance(encoding, Distance):
+        return torch.zeros(*positions.shape, pairs)
+    return encoding.stored(positions)[..., None].float() * encoding.inv_freq(2 * pairs)[0]

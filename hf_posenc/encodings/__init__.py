@@ -2,16 +2,22 @@
 
 from .absolute import Learned, Nope, Sinusoidal
 from .base import Encoding, Geometry
+from .distance import Distance, LeakyRerope, Rerope, SelfExtend
+from .dual_chunk import DualChunk
 from .rotary import Linear, Llama3, Ntk, NtkByParts, Rope, Rotation, ScaledRotation, Yarn
 from .score import Alibi
 from .segmented import DynamicNtk, DynamicYarn, LongRope, Segmented
+from .xpos import Xpos
 
 __all__ = [
     "Alibi",
+    "Distance",
+    "DualChunk",
     "DynamicNtk",
     "DynamicYarn",
     "Encoding",
     "Geometry",
+    "LeakyRerope",
     "Learned",
     "Linear",
     "Llama3",
@@ -19,10 +25,13 @@ __all__ = [
     "Nope",
     "Ntk",
     "NtkByParts",
+    "Rerope",
     "Rope",
     "Rotation",
     "ScaledRotation",
     "Segmented",
+    "SelfExtend",
     "Sinusoidal",
+    "Xpos",
     "Yarn",
 ]
