@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .errors import StateError, UnsupportedError
 from .late import Attended, additive, causal_mask, fitted, is_block_mask, turned
+from .viewed import viewed
 
 if TYPE_CHECKING:
     from .positions import Call
@@ -71,6 +72,8 @@ def attend(
         query = (query * posenc.query_scale[:, None, :, None]).to(query.dtype)
     if posenc.turns:
         return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling)
+    if posenc.views is not None:
+        return viewed(base, forward, posenc.views, query, key, value, attention_mask, scaling, dropout)
     if posenc.slopes is not None:
         if is_block_mask(attention_mask) and posenc.both_ways:
             raise UnsupportedError(

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .encodings import Alibi, Encoding, Learned, LogScaled, Rotation, Segmented, Sinusoidal
+from .encodings import Alibi, Distance, Encoding, Learned, LogScaled, Rotation, Segmented, Sinusoidal
 from .modules import AddVectors, SinusoidalEmbedding
 from .patches import Patch
 from .positions import Call, DescribeCall
+from .views import Table
 
 PHASE_LIMIT = 1e-2  # radians at the furthest position checked
 FURTHEST = 32_768
@@ -27,6 +28,10 @@ def check_numbers(backbone: Any, encoding: Encoding, patch: Patch) -> Row:
         worst = query_scale_error(backbone, encoding, positions)
         if worst > SCALE_LIMIT or encoding.seam == "none":
             return NAME, worst <= SCALE_LIMIT, worst, SCALE_LIMIT, "relative error of what a query is multiplied with"
+    if isinstance(encoding, Distance):
+        worst = max(pair_errors(backbone, encoding, positions, patch))
+        detail = f"largest error of a pair's phase up to position {FURTHEST - 1}, radians"
+        return NAME, worst <= PHASE_LIMIT, worst, PHASE_LIMIT, detail
     if isinstance(encoding, Rotation):
         worst = max(phase_error(*pair) for pair in tables(backbone, encoding, positions, patch))
         return (
@@ -125,6 +130,39 @@ def phase_error(cos: Tensor, sin: Tensor, inv_freq: Tensor, scaling: float, posi
     angle = positions[..., None].double() * inv_freq
     found = torch.complex(cos[..., :half].cpu().double(), sin[..., :half].cpu().double()) / scaling
     return float((found - torch.polar(torch.ones_like(angle), angle)).abs().max())
+
+
+def pair_errors(backbone: Any, encoding: Distance, positions: Tensor, patch: Patch) -> list[float]:
+    """The largest errors of the phases by which pairs are turned apart, one a view, and of those that keys wait with.
+
+    Where a host turns early, both of a pair are turned already, and a view turns them by what is left.
+    """
+    call = describe(backbone, positions)
+    assert call.views is not None
+    seen, found = call.views, []
+    distance = encoding.distance(positions, positions, seen.both_ways)[0]
+    if call.cos is not None and call.sin is not None:
+        waiting = encoding.stored(positions)
+        tables = patch.tables(backbone, positions) or (call.cos, call.sin)
+        inv_freq = encoding.inv_freq(call.cos.shape[-1])[0].double()
+        found.append(phase_error(*tables, inv_freq, 1.0, waiting))
+        distance = distance - (waiting[0].double()[:, None] - waiting[0].double())
+    gap = (seen.query_places[..., None] - seen.key_places[:, None])[0]
+    for view in {part.view for block in seen.blocks for part in block.parts}:
+        low, high = seen.bounds[view]
+        ruled = (gap >= low) & (gap < high) & ((gap >= 0) | seen.both_ways)
+        query, key_table = unit(seen.queries[view]), seen.key_of[view]
+        key = torch.ones_like(query) if key_table is None else unit(seen.keys[key_table])
+        angle = distance[..., None] * encoding.inv_freq(2 * query.shape[-1])[0].double()
+        off = query[:, None] * key[None].conj() - torch.polar(torch.ones_like(angle), angle)
+        found.append(float(off.abs()[ruled].max()) if bool(ruled.any()) else 0.0)
+    return found
+
+
+def unit(table: Table) -> Tensor:
+    """The phases (slots, d/2) that a table of one row turns by, as complex numbers in double."""
+    half = table.cos.shape[-1] // 2
+    return torch.complex(table.cos[0, :, :half].cpu().double(), table.sin[0, :, :half].cpu().double())
 
 
 def reference_slopes(heads: int, bias_max: float) -> Tensor:

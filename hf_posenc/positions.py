@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import rotation
+from . import rotation, views
 from .attention import own_name
-from .encodings import Alibi, Encoding, LogScaled, Rotation, Segmented
+from .encodings import Alibi, Distance, Encoding, LogScaled, Rotation, Segmented
+from .encodings.distance import zero
 from .errors import OptionError
 
 HIDDEN = -1e3  # what a mask of numbers adds where a key must not be seen, or less
@@ -29,7 +30,7 @@ class Call(NamedTuple):
     queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias;
     `query_scale` (batch or 1, n), what each query is multiplied with.
     `layers`: the indices of the layers in which these three act, None for all of them; `both_ways`: whether queries see
-    later keys, so that a bias falls on either side.
+    later keys, so that a bias falls on either side; `views` of an encoding that sees some pairs at another distance.
     """
 
     query_positions: Tensor
@@ -42,6 +43,7 @@ class Call(NamedTuple):
     layers: tuple[int, ...] | None = None
     both_ways: bool = False
     query_scale: Tensor | None = None
+    views: views.Views | None = None
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -183,6 +185,8 @@ class DescribeCall:
 
     `through_attention` says that the encoding acts inside the attention function, which must then be ours; `pairs`
     and `layers` where in a head, and in which layers. `rotary_dim`: 0 where the host turns its queries and keys itself.
+    `stores_turned`: the host turns queries and keys of a `Distance` by what those wait turned by, before the cache
+    takes them.
     """
 
     encoding: Encoding
@@ -191,6 +195,8 @@ class DescribeCall:
     through_attention: bool
     pairs: rotation.Pairs = rotation.HALVES
     layers: tuple[int, ...] | None = None
+    both_ways: bool = False
+    stores_turned: bool = False
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
@@ -210,6 +216,16 @@ class DescribeCall:
             return call
         if isinstance(self.encoding, Segmented):
             return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past, self.pairs))
+        if isinstance(self.encoding, Distance):
+            early = self.stores_turned and self.encoding.stores_turned
+            stored = self.encoding.stored if early else zero
+            made = views.describe(
+                self.encoding, self.rotary_dim, queries, keys, past, self.pairs, self.both_ways, stored
+            )
+            if early:
+                cos, sin = rotation.cos_sin(*self.encoding.inv_freq(self.rotary_dim), stored(queries))
+                call = call._replace(cos=cos, sin=sin)
+            return call._replace(views=made)
         if isinstance(self.encoding, Rotation):
             cos, sin = rotation.early(self.encoding, self.rotary_dim, queries)
             return call._replace(cos=cos, sin=sin)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from .encodings import Alibi, Learned, LogScaled, Segmented
+from .encodings import Alibi, Distance, Learned, LogScaled, Segmented
 from .errors import EffectError, UnsupportedError
 from .formulas import check_numbers
 from .modules import quiet_loading
@@ -57,6 +57,8 @@ class Probe:
         self.ids = allowed[chosen].to(self.backbone.get_input_embeddings().weight.device)
         start = self._start() + self.patch.first_position(self.backbone.config)
         self.positions = torch.arange(self.length, device=self.ids.device)[None] + start
+        self.positions[:, self.length // 2 :] += self._skip()
+        self.mask = torch.ones_like(self.ids)  # without one, positions that skip begin a new document
 
     def _length(self) -> int:
         limits = [PROBE]
@@ -82,6 +84,12 @@ class Probe:
         assert isinstance(self.state.encoding, LogScaled)
         return self.state.encoding.length
 
+    def _skip(self) -> int:
+        """What the second half leaves out, so that its tokens see those of the first on both sides of a border."""
+        encoding = self.state.encoding
+        border = encoding.border() if isinstance(encoding, Distance) else None
+        return 0 if border is None else max(border - self.length // 2, 0)
+
     def logits(self, ids: Tensor, **kwargs: Any) -> Tensor:
         """One row of numbers a token: logits, or what a bare backbone gives."""
         out = self.model(input_ids=ids, **kwargs)
@@ -106,7 +114,7 @@ class Probe:
 
     def in_effect(self) -> Check:
         """The logits with the patch against those with it set aside."""
-        after = self.logits(self.ids, position_ids=self.positions)
+        after = self.logits(self.ids, position_ids=self.positions, attention_mask=self.mask)
         try:
             self.patch.prove(self.backbone, self.state.encoding)
         except EffectError as error:
@@ -126,8 +134,8 @@ class Probe:
             n, first = min(self.length, self.stock_reach()), self.patch.first_position(self.backbone.config)
             at = self.positions
             if int(at.max()) - first >= self.stock_reach():
-                at = at - at[0, 0] + first
-            before = self.logits(self.ids[:, :n], position_ids=at[:, :n])
+                at = torch.arange(self.length, device=at.device)[None] + first
+            before = self.logits(self.ids[:, :n], position_ids=at[:, :n], attention_mask=self.mask[:, :n])
         after = after[:, :n]
         difference = float((after - before).abs().max())
         if self.is_own():
@@ -144,13 +152,12 @@ class Probe:
 
     def acts(self) -> Check:
         """Every second position left out: that must move the logits, and with no positions at all it must not."""
-        mask = torch.ones_like(self.ids)  # without one, positions that stand still begin a new document
         encoding, moved, how = self.state.encoding, self.positions - self.positions[:, :1], "halved positions"
         moved = moved // 2 + self.positions[:, :1]
         none = encoding.seam == "none"
         if none and self.scales_queries():  # which between two neighbours is no difference to be seen
             none, moved, how = False, self.positions + 7 * self.trained_length(), "positions far out"
-        there, here = (self.logits(self.ids, position_ids=p, attention_mask=mask) for p in (moved, self.positions))
+        there, here = (self.logits(self.ids, position_ids=p, attention_mask=self.mask) for p in (moved, self.positions))
         difference, limit = float((there - here).abs().max()), self.limit(here)
         ok = difference <= limit if none else difference > limit / 10
         detail = f"{how} move nothing, as they must" if none else f"{how} move the logits by this much"
@@ -181,13 +188,13 @@ class Probe:
         """One call against a prefill, a chunk and single steps with a cache."""
         if not self.patch.cached(self.backbone.config):
             return Check("cached = uncached", None, None, None, "this model takes no cache")
-        whole = self.logits(self.ids, position_ids=self.positions, use_cache=False)
+        whole = self.logits(self.ids, position_ids=self.positions, attention_mask=self.mask, use_cache=False)
         parts, cache, at = [], DynamicCache(config=self.backbone.config), 0
         for n in (self.length // 2 - 2, 3, *[1] * 4, self.length - self.length // 2 - 5):
             if n <= 0:
                 continue
             cut = slice(at, at + n)
-            given = {cache_argument(self.model): cache}
+            given = {cache_argument(self.model): cache, "attention_mask": self.mask[:, : at + n]}
             parts.append(self.logits(self.ids[:, cut], position_ids=self.positions[:, cut], use_cache=True, **given))
             at += n
         return self.compare(
@@ -223,7 +230,7 @@ class Probe:
             )
         if self.model.__class__.__module__.startswith("peft"):
             return Check(name, None, None, None, "an adapter: see hf_posenc.save_pretrained")
-        before = self.logits(self.ids, position_ids=self.positions)
+        before = self.logits(self.ids, position_ids=self.positions, attention_mask=self.mask)
         with quiet_loading(), tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             dtype = next(self.model.parameters()).dtype
@@ -231,5 +238,5 @@ class Probe:
                 attention = self.backbone.config._attn_implementation
             given = {} if attention is None else {"attn_implementation": attention}
             again = from_pretrained(folder, dtype=dtype, auto_class=type(self.model), **given).to(self.ids.device)
-            after = replace(self, model=again).logits(self.ids, position_ids=self.positions)
+            after = replace(self, model=again).logits(self.ids, position_ids=self.positions, attention_mask=self.mask)
         return self.compare(name, before, after, "a temporary folder, hf_posenc.from_pretrained")

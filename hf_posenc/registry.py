@@ -89,6 +89,31 @@ _ROWS = [
     ),
     EncodingRow("p_rope", e.PRope, "only the fastest pairs turn, a share p", "Barbero et al. 2024, arXiv 2410.06205"),
     EncodingRow("nope", e.Nope, "no positions at all", "Kazemnejad et al. 2023, arXiv 2305.19466"),
+    EncodingRow("rerope", e.Rerope, "RoPE whose distance stops growing at a window", "Su 2023, kexue.fm/archives/9708"),
+    EncodingRow(
+        "leaky_rerope",
+        e.LeakyRerope,
+        "RoPE whose distance grows k times slower past a window",
+        "Su 2023, kexue.fm/archives/9708",
+    ),
+    EncodingRow(
+        "self_extend",
+        e.SelfExtend,
+        "exact distances to neighbours, those to groups of tokens beyond",
+        "Jin et al. 2024, arXiv 2401.01325",
+    ),
+    EncodingRow(
+        "dual_chunk",
+        e.DualChunk,
+        "positions that start anew in every chunk, distances that stay bounded",
+        "An et al. 2024, arXiv 2402.17463",
+    ),
+    EncodingRow(
+        "xpos",
+        e.Xpos,
+        "RoPE whose scores fall with distance, fast pairs first",
+        "Sun et al. 2022, arXiv 2212.10554",
+    ),
 ]
 ENCODINGS: dict[str, EncodingRow] = {row.name: row for row in _ROWS}
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeGuard
 from torch import Tensor, nn
 
 from hf_posenc.attention import own_name
-from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation, Segmented, Sinusoidal
+from hf_posenc.encodings import Distance, Encoding, Geometry, Learned, Rotation, Segmented, Sinusoidal
 from hf_posenc.errors import EffectError, UnsupportedError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
@@ -116,6 +116,8 @@ def attention_refusal(encoding: Encoding, config: Any) -> str | None:
         return str(error)
     if isinstance(encoding, Segmented) and config._attn_implementation == "flex_attention":
         return "its segments cannot be cut from FlexAttention's block mask; model.set_attn_implementation('sdpa') first"
+    if isinstance(encoding, Distance) and config._attn_implementation == "flex_attention":
+        return "its views cannot be cut from FlexAttention's block mask; model.set_attn_implementation('sdpa') first"
     return None
 
 
@@ -151,6 +153,7 @@ def describe_calls(
     pairs: Pairs = HALVES,
     layers: tuple[int, ...] | None = None,
     turned: bool = False,
+    stores_turned: bool = False,
 ) -> None:
     """Let every call of the backbone carry its positions, and choose our attention where the encoding needs it.
 
@@ -163,7 +166,8 @@ def describe_calls(
             backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)
         )
     dim = geometry.rotary_dim if isinstance(encoding, Rotation) and not turned else 0
-    ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers))
+    hook = DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers, stores_turned=stores_turned)
+    ledger.add_pre_hook(backbone, hook)
     if inside:
         ledger.add_hook(backbone, RememberPositions())
 

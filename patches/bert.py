@@ -190,8 +190,8 @@ class BertPatch(Patch):
 
 
 _CAUSAL = (
-    "it is causal by definition, since a query turns every key by its own segment, and this host looks both ways; use "
-    "an encoding with one set of frequencies, such as 'yarn' or 'ntk' (a model with is_decoder=True takes it)"
+    "it is causal by definition, made for queries that see earlier keys alone, and this host looks both ways; use an "
+    "encoding with one set of frequencies, such as 'yarn' or 'ntk' (a model with is_decoder=True takes it)"
 )
 _COUNTS = (
     "logn goes by the number of tokens that a query sees, which here is the same for all and not its position; leave "

@@ -181,5 +181,7 @@ def hand_over_calls(
         base = "sdpa"  # a host that knows of eager alone has not been told to use it
     ledger.set_attribute(config, "_attn_implementation_internal", OWN + base)
     dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
-    ledger.add_pre_hook(backbone, hook(encoding, dim, geometry.num_heads, True, pairs=pairs, slot=slot))
+    ledger.add_pre_hook(
+        backbone, hook(encoding, dim, geometry.num_heads, True, pairs=pairs, slot=slot, stores_turned=True)
+    )
     ledger.add_hook(backbone, AfterHandOver(slot))

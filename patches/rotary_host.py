@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hf_posenc.encodings import Encoding, Geometry, Ntk, Rope, Rotation, Segmented
+from hf_posenc.encodings import Distance, Encoding, Geometry, Ntk, Rope, Rotation, Segmented
 from hf_posenc.errors import OptionError
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import FillPositions
@@ -39,7 +39,7 @@ from .native_rope import (
     typed,
     write_parameters,
 )
-from .rotary_modules import exact, per_pair, silent
+from .rotary_modules import exact, per_pair, silent, stored
 
 __all__ = ["RotaryHostPatch", "RotaryLayout"]
 
@@ -148,13 +148,18 @@ class RotaryHostPatch(Patch):
             self.edit_config(config, encoding, host)
             ledger.set_module(backbone, "rotary_emb", exact(host)(config).to(device))
         else:
-            rotary: Any = silent(host)(config).to(device)
+            waiting = isinstance(encoding, Distance) and encoding.stores_turned
+            rotary: Any = (stored if waiting else silent)(host)(config).to(device)
             rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
+            if waiting:
+                rotary.encoding, rotary.pairs = encoding, geometry.rotary_dim // 2
+                rotary.repeated = self.layout.repeated
             ledger.set_module(backbone, "rotary_emb", rotary)
         if encoding.inside_attention:
             start = 0 if self.layout.start is None else getattr(config, self.layout.start)
             pairs = Pairs(start, self.layout.interleaved)
-            describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding), turned)
+            layers = self.layers(config, encoding)
+            describe_calls(backbone, encoding, geometry, ledger, pairs, layers, turned, stores_turned=not turned)
         elif encoding.seam == "embedding":  # and nope is silence alone
             add_to_embedding(backbone, backbone.layers[0], encoding, geometry, position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())
@@ -231,7 +236,16 @@ class RotaryHostPatch(Patch):
         expect(abs(found_scaling - scaling) < 1e-6, f"cos and sin are scaled by {found_scaling}, not by {scaling}")
 
     def prove_silence(self, backbone: Any, encoding: Encoding) -> None:
-        """The host's rotary module turns nothing, in the layers where it must not."""
+        """The host's rotary module turns nothing, or what keys wait turned by, in the layers where it must not."""
         for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
             cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
-            expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")
+            wanted = waiting_angles(encoding, torch.tensor([[0, 7]]), cos.shape[-1])
+            apart = torch.cat((cos.cpu() - wanted.cos(), sin.cpu() - wanted.sin())).abs()
+            expect(float(apart.max()) < 1e-5, "the host's own rotation is still there")
+
+
+def waiting_angles(encoding: Encoding, positions: Tensor, pairs: int) -> Tensor:
+    """The angles (batch, n, pairs) by which a host whose rotation is taken out turns before its cache takes keys."""
+    if not isinstance(encoding, Distance):
+        return torch.zeros(*positions.shape, pairs)
+    return encoding.stored(positions)[..., None].float() * encoding.inv_freq(2 * pairs)[0]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hf_posenc.encodings import Distance
 from hf_posenc.modules import ExactBuffers
 
 
@@ -41,6 +42,30 @@ class SilentRotary(ExactRotary):
         return torch.ones_like(found[0]), torch.zeros_like(found[1])
 
 
+class StoredRotary(SilentRotary):
+    """Mixin: the host's own module that turns by what the keys of a `Distance` wait turned by.
+
+    `pairs` of channels turn; `repeated`: each column of the host's tables stands twice in a row.
+    """
+
+    encoding: Distance
+    pairs: int
+    repeated: bool
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: Any, **kwargs: Any) -> Any:
+        found = super().forward(x, position_ids, *layer_type, **kwargs)
+        given = layer_type[0] if layer_type else kwargs.get("layer_type")
+        if self.silent_type is not None and given != self.silent_type:
+            return found
+        inv_freq = self.encoding.inv_freq(2 * self.pairs)[0].to(position_ids.device)
+        angles = self.encoding.stored(position_ids)[..., None].float() * inv_freq
+        if isinstance(found, Tensor):
+            return torch.polar(torch.ones_like(angles), angles).to(found.dtype)
+        if found[0].shape[-1] != self.pairs:
+            angles = angles.repeat_interleave(2, -1) if self.repeated else torch.cat((angles, angles), -1)
+        return angles.cos().to(found[0].dtype), angles.sin().to(found[1].dtype)
+
+
 @cache
 def exact(host: type[nn.Module]) -> type[nn.Module]:
     """The class `host` with exact frequencies."""
@@ -51,6 +76,12 @@ def exact(host: type[nn.Module]) -> type[nn.Module]:
 def silent(host: type[nn.Module]) -> type[nn.Module]:
     """The class `host` that turns nothing."""
     return type(f"Silent{host.__name__}", (SilentRotary, host), {"host": host, "make": staticmethod(silent)})
+
+
+@cache
+def stored(host: type[nn.Module]) -> type[nn.Module]:
+    """The class `host` that turns by what keys wait turned by."""
+    return type(f"Stored{host.__name__}", (StoredRotary, host), {"host": host, "make": staticmethod(stored)})
 
 
 def blank(make: Callable[..., type[nn.Module]], host: type[nn.Module]) -> nn.Module:

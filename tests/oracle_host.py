@@ -19,6 +19,7 @@ import numpy as np
 import oracle
 import torch
 from oracle import Rotation
+from oracle_distance import DISTANCES, Distances
 from oracle_models import query_scales
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -85,6 +86,7 @@ class Plan:
     rotations: list[Rotation] | None = None
     slopes: Tensor | None = None
     query_scale: Tensor | None = None
+    distances: Distances | None = None
 
 
 _plan: list[Plan] = []  # the one in force
@@ -97,7 +99,7 @@ def turn(x: Tensor, positions: Tensor, rotation: Rotation, facts: Facts, start: 
     first = start + (2 * torch.arange(half) if facts.pairs == "interleaved" else torch.arange(half))
     second = first + (1 if facts.pairs == "interleaved" else half)
     angles = positions.double()[:, None] * inv_freq
-    cos, sin = scale * angles.cos(), scale * angles.sin()
+    cos, sin = torch.as_tensor(scale) * angles.cos(), torch.as_tensor(scale) * angles.sin()
     out = x.clone()
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., second] * cos + x[..., first] * sin
@@ -122,14 +124,26 @@ def scores_of(query: Tensor, key: Tensor, rotations: list[Rotation] | None, plan
 
 def is_reached(plan: Plan, layer: int) -> bool:
     """Whether the encoding acts in a layer: not where it has no positions, or local ones of its own that stay."""
-    local = plan.rotations is not None and plan.facts.local_theta(plan.config, layer) is not None
+    turning = plan.rotations is not None or plan.distances is not None
+    local = turning and plan.facts.local_theta(plan.config, layer) is not None
     return plan.facts.turned(plan.config, layer) and not local
+
+
+def distance_scores(query: Tensor, key: Tensor, plan: Plan) -> Tensor:
+    """(heads, n, n): each pair turned apart by the distance that it sees."""
+    assert plan.distances is not None
+    scores = query.new_zeros(query.shape[0], query.shape[1], key.shape[1])
+    for distance, rotation, rows, columns in plan.distances.groups():
+        at = torch.full((len(rows),), distance, dtype=torch.float64)
+        turned = turn(query[:, rows], at, rotation, plan.facts, plan.facts.start(plan.config))
+        scores[:, rows, columns] = (turned * key[:, columns]).sum(-1)
+    return scores * torch.from_numpy(plan.distances.factor)[:, None]
 
 
 def layer_rotations(plan: Plan, layer: int) -> list[Rotation] | None:
     """The encoding's, the layer's own, or none."""
     theta = plan.facts.local_theta(plan.config, layer)
-    if plan.rotations is None or not plan.facts.turned(plan.config, layer):
+    if (plan.rotations is None and plan.distances is None) or not plan.facts.turned(plan.config, layer):
         return None
     if theta is not None:
         return [(oracle.frequencies(plan.facts.width(plan.config), theta), 1.0)] * len(plan.positions)
@@ -146,7 +160,10 @@ def attention(
     group = len(q) // len(k)
     k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = scores_of(q, k, layer_rotations(plan, module.layer_idx), plan) * scaling
+    if plan.distances is not None and is_reached(plan, module.layer_idx):
+        scores = distance_scores(q, k, plan) * scaling
+    else:
+        scores = scores_of(q, k, layer_rotations(plan, module.layer_idx), plan) * scaling
     if plan.query_scale is not None and is_reached(plan, module.layer_idx):
         scores = scores * plan.query_scale[:, None]
     if kwargs.get("softcap") is not None:
@@ -248,13 +265,20 @@ def host_logits(
     document = torch.zeros(n) if documents is None else torch.tensor(documents)
     plan = Plan(facts, config, at, causal(n) & (document[:, None] == document[None, :]))
     given = dict(options)
-    scale = query_scales(given, at, facts.length(config), rotation=name in oracle.ROTATIONS)
+    scale = query_scales(given, at, facts.length(config), rotation=name in (*oracle.ROTATIONS, *DISTANCES))
     plan.query_scale = None if scale is None else torch.from_numpy(scale)
     if name in oracle.ROTATIONS:
         theta = given.pop("rope_theta", None) or facts.theta(config)
         length = given.pop("original_max_position_embeddings", None) or facts.length(config)
         width = facts.width(config)
         plan.rotations = [oracle.rotation(name, int(t), dim=width, theta=theta, length=length, **given) for t in at]
+    elif name in DISTANCES:
+        sizes = {
+            "theta": given.pop("rope_theta", None) or facts.theta(config),
+            "length": given.pop("original_max_position_embeddings", None) or facts.length(config),
+            "dim": facts.width(config),
+        }
+        plan.distances = Distances(name, at.numpy(), plan.visible.numpy(), **sizes, **given)
     elif name == "alibi":
         plan.slopes = torch.from_numpy(oracle.slopes(config.num_attention_heads, **given))
     layer = find(backbone, facts.layers)[0]

@@ -14,6 +14,7 @@ import numpy as np
 import oracle
 from numpy.typing import NDArray
 from oracle import Array, Rotation
+from oracle_distance import DISTANCES, Distances
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +25,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Seams:
-    """What the encoding does: a table row a token, a rotation a query, a slope a query head (each may be absent)."""
+    """What the encoding does: a table row a token, a rotation a query or a pair, a slope a head; each may be absent."""
 
     positions: NDArray[np.int64]
     visible: NDArray[np.bool_]
@@ -32,6 +33,7 @@ class Seams:
     rotations: list[Rotation] | None = None
     slopes: Array | None = None
     query_scale: Array | None = None
+    distances: Distances | None = None
 
 
 def query_scales(options: dict[str, Any], positions: Any, length: int | None, *, rotation: bool) -> Array | None:
@@ -113,6 +115,8 @@ def attend(q: Array, k: Array, v: Array, seams: Seams, scaling: float) -> Array:
         turned = turn(q[:, queries], seams.positions[queries], inv_freq, scale)
         keys = turn(k, seams.positions, inv_freq, scale)
         scores[:, queries] = turned @ keys.transpose(0, 2, 1)
+    if seams.distances is not None:
+        scores = seams.distances.scores(q, k, turn)
     scores *= scaling
     if seams.query_scale is not None:
         scores *= seams.query_scale[:, None]
@@ -236,6 +240,19 @@ def learned_rows(
     return table[positions]
 
 
+def rotary_sizes(
+    config: Any, rope_theta: float | None = None, original_max_position_embeddings: int | None = None
+) -> dict[str, Any]:
+    """Rotary width, base and trained length of a host, or those that were asked for."""
+    theta, length, dim = 1e4, original_max_position_embeddings, config.hidden_size // config.num_attention_heads
+    if config.model_type == "llama":
+        assert config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
+        theta, dim = config.rope_parameters["rope_theta"], config.head_dim
+    if config.model_type != "bloom":
+        length = length or config.max_position_embeddings
+    return {"dim": dim, "theta": rope_theta or theta, "length": length}
+
+
 def rotations(
     config: Any,
     name: str,
@@ -246,14 +263,23 @@ def rotations(
     **options: Any,
 ) -> list[Rotation]:
     """One rotation a query."""
-    theta, length, dim = 1e4, original_max_position_embeddings, config.hidden_size // config.num_attention_heads
-    if config.model_type == "llama":
-        assert config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
-        theta, dim = config.rope_parameters["rope_theta"], config.head_dim
-    if config.model_type != "bloom":
-        length = length or config.max_position_embeddings
-    theta = rope_theta or theta
-    return [oracle.rotation(name, int(t), dim=dim, theta=theta, length=length, **options) for t in positions]
+    sizes = rotary_sizes(config, rope_theta, original_max_position_embeddings)
+    return [oracle.rotation(name, int(t), **sizes, **options) for t in positions]
+
+
+def distances(
+    config: Any,
+    name: str,
+    positions: NDArray[np.int64],
+    visible: NDArray[np.bool_],
+    *,
+    rope_theta: float | None = None,
+    original_max_position_embeddings: int | None = None,
+    **options: Any,
+) -> Distances:
+    """One rotation a pair."""
+    sizes = rotary_sizes(config, rope_theta, original_max_position_embeddings)
+    return Distances(name, positions, visible, **sizes, **options)
 
 
 def reference_logits(
@@ -290,10 +316,12 @@ def reference_logits(
         assert not chosen, "options need a name"
         name = NATIVE[config.model_type]
     own_length = getattr(config, "max_position_embeddings", None)
-    scale = query_scales(chosen, places, own_length, rotation=name in oracle.ROTATIONS)
+    scale = query_scales(chosen, places, own_length, rotation=name in (*oracle.ROTATIONS, *DISTANCES))
     extra: dict[str, Any] = {"query_scale": scale}
     if name in oracle.ROTATIONS:
         extra["rotations"] = rotations(config, name, places, **chosen)
+    elif name in DISTANCES:
+        extra["distances"] = distances(config, name, places, visible, **chosen)
     elif name == "alibi":
         extra["slopes"] = oracle.slopes(config.num_attention_heads, **chosen)
     elif name == "sinusoidal":

@@ -13,6 +13,7 @@ import oracle
 import torch
 from numpy.typing import NDArray
 from oracle import Array, Rotation
+from oracle_distance import DISTANCES, Distances
 from oracle_models import (
     Seams,
     State,
@@ -55,6 +56,8 @@ def attend(q: Array, k: Array, v: Array, seams: Seams, scaling: float, turned: T
     for queries, (inv_freq, scale) in same_rotation(seams.rotations or []):
         left = turned(q[:, queries], seams.positions[queries], inv_freq, scale)
         scores[:, queries] = left @ turned(k, seams.positions, inv_freq, scale).transpose(0, 2, 1)
+    if seams.distances is not None:
+        scores = seams.distances.scores(q, k, turned)
     scores *= scaling
     if seams.query_scale is not None:
         scores *= seams.query_scale[:, None]
@@ -269,6 +272,11 @@ def own_length(config: Any) -> int:
     return int(length - (config.pad_token_id + 1) if config.model_type == "roberta" else length)
 
 
+def rotary_sizes(config: Any, rope_theta: Any = None, original_max_position_embeddings: Any = None) -> dict[str, Any]:
+    dim = getattr(config, "rotary_dim", None) or config.hidden_size // config.num_attention_heads
+    return {"dim": dim, "theta": rope_theta or 1e4, "length": original_max_position_embeddings or own_length(config)}
+
+
 def rotations(
     config: Any,
     name: str,
@@ -278,9 +286,23 @@ def rotations(
     original_max_position_embeddings: Any = None,
     **options: Any,
 ) -> list[Rotation]:
-    dim = getattr(config, "rotary_dim", None) or config.hidden_size // config.num_attention_heads
-    length = original_max_position_embeddings or own_length(config)
-    return [oracle.rotation(name, int(t), dim=dim, theta=rope_theta or 1e4, length=length, **options) for t in at]
+    sizes = rotary_sizes(config, rope_theta, original_max_position_embeddings)
+    return [oracle.rotation(name, int(t), **sizes, **options) for t in at]
+
+
+def distances(
+    config: Any,
+    name: str,
+    at: NDArray[Any],
+    visible: NDArray[np.bool_],
+    both_ways: bool,
+    *,
+    rope_theta: Any = None,
+    original_max_position_embeddings: Any = None,
+    **options: Any,
+) -> Distances:
+    sizes = rotary_sizes(config, rope_theta, original_max_position_embeddings)
+    return Distances(name, at, visible, both_ways=both_ways, **sizes, **options)
 
 
 def reference(model: Any, name: str, options: dict[str, Any], input_ids: Any, positions: Any = None) -> Array:
@@ -293,10 +315,12 @@ def reference(model: Any, name: str, options: dict[str, Any], input_ids: Any, po
     visible = np.ones((len(ids), len(ids)), dtype=bool) if both else np.tri(len(ids), dtype=bool)
     options = dict(options)
     extra: dict[str, Any] = {
-        "query_scale": query_scales(options, at, own_length(config), rotation=name in oracle.ROTATIONS)
+        "query_scale": query_scales(options, at, own_length(config), rotation=name in (*oracle.ROTATIONS, *DISTANCES))
     }
     if name in oracle.ROTATIONS:
         extra["rotations"] = rotations(config, name, at, **options)
+    elif name in DISTANCES:
+        extra["distances"] = distances(config, name, at, visible, both, **options)
     elif name == "alibi":
         extra["slopes"] = slopes(config, **options)
     elif name in ("sinusoidal", "learned"):

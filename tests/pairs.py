@@ -19,7 +19,8 @@ NATIVE = {"llama": "rope", "gpt2": "learned", "bloom": "alibi"}
 ROTATIONS = ("rope", "linear", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "dynamic_yarn", "llama3", "longrope")
 ROTATIONS = (*ROTATIONS, "ntk_mixed", "p_rope")
 DYNAMIC = ("dynamic_ntk", "dynamic_yarn", "longrope")
-ENCODINGS = (*ROTATIONS, "alibi", "sinusoidal", "learned", "nope")
+DISTANCES = ("rerope", "leaky_rerope", "self_extend", "dual_chunk", "xpos")
+ENCODINGS = (*ROTATIONS, "alibi", "sinusoidal", "learned", "nope", *DISTANCES)
 ROWS = 5 * LENGTH  # of the longer tables
 
 _BETAS = {"beta_fast": 4, "beta_slow": 0.5}
@@ -42,6 +43,12 @@ _OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nope": ({}, {}),
     "ntk_mixed": ({"factor": 4}, {"factor": 8, "exponent": 0.4, "rope_theta": 600}),
     "p_rope": ({"p": 0.5, "rope_theta": 400}, {"p": 0.9, "rope_theta": 2e5}),
+    # the trained length of these hosts is 32: the windows are passed many times over within a test's text
+    "rerope": ({"window": 11}, {"rope_theta": 300, "original_max_position_embeddings": 24}),
+    "leaky_rerope": ({"window": 9, "k": 4.5}, {"rope_theta": 500, "k": 3}),
+    "self_extend": ({"group_size": 3, "window_size": 10}, {"rope_theta": 900}),
+    "dual_chunk": ({"chunk_size": 20, "local_size": 6}, {"rope_theta": 700, "mscale": 0.5}),
+    "xpos": ({"scale_base": 40}, {"rope_theta": 300, "gamma": 0.8}),
 }
 # the add-ons, on what turns early, by segments, on scores, and on nothing
 ADD_ONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,7 +102,7 @@ def _pair(host: str, name: str, second: bool) -> Pair:
         half = range(width // 2)
         options["short_factor"] = [1 + (0.15 if second else 0.05) * i for i in half]
         options["long_factor"] = [1 + (0.9 if second else 0.5) * i for i in half]
-    if host == "bloom" and name in ROTATIONS:
+    if host == "bloom" and name in (*ROTATIONS, *DISTANCES):
         options = {"original_max_position_embeddings": LENGTH, **options}
     if host == "gpt2" and name == "learned":
         options = {"resize": "interpolate", "factor": ROWS / LENGTH} if not second else options

@@ -37,6 +37,7 @@ ON_LLAMA = {
     "sinusoidal": ("refused", "refused"),
     "learned": ("refused", "refused"),
     "nope": ("refused", "refused"),
+    **dict.fromkeys(("rerope", "leaky_rerope", "self_extend", "dual_chunk", "xpos"), ("refused", "refused")),
 }
 LISTS = {"short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)]}
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import oracle
+import oracle_distance
 import oracle_models
 import pytest
 from oracle import Array
-from pairs import ENCODINGS, ROTATIONS
+from pairs import DISTANCES, ENCODINGS, ROTATIONS
 
 import hf_posenc
 
@@ -271,6 +272,7 @@ def test_every_encoding_has_an_oracle_and_its_pairs() -> None:
     assert {row.name for row in rows} == set(ENCODINGS)
     for row in rows:
         assert row.name not in ROTATIONS or callable(getattr(oracle, row.name, None)), row.name
-    assert {row.name for row in rows if row.seam == "rotation"} == set(ROTATIONS)
+    assert {row.name for row in rows if row.seam == "rotation"} == {*ROTATIONS, *oracle_distance.DISTANCES}
+    assert set(DISTANCES) == set(oracle_distance.DISTANCES)
     for formula in ("alibi", "sinusoid", "resized_row"):  # of the other seams; nope has none
         assert callable(getattr(oracle, formula))

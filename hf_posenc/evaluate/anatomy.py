@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_posenc.encodings import Alibi, Encoding, Learned, Rope, Rotation, Segmented, Sinusoidal
+from hf_posenc.encodings import Alibi, Distance, Encoding, Learned, Rope, Rotation, Segmented, Sinusoidal
 from hf_posenc.errors import OptionError, UnsupportedError
 from hf_posenc.evaluate.limits import encoding_of
 from hf_posenc.patches import Patch
@@ -23,6 +23,7 @@ ROWS = 1024
 
 ALL = "all positions"
 SIMILARITY, SCORE = "similarity", "score"
+SEEN_AT = "mean over pairs j of cos(ω_j·d), d the distance at which Δ is seen, for a query at position"
 TURNED = "mean over pairs j of cos(ω_j·Δ), times the square of the factor on cos and sin"
 
 Frequencies = tuple[Tensor, float]
@@ -62,6 +63,9 @@ def _patched(model: nn.Module, encoding: Encoding, longest: int) -> dict[str, An
         segments = reached(encoding, longest)
         found = {name: encoding.segment_inv_freq(geometry.rotary_dim, k) for k, name in segments.items()}
         return _rotation(found, longest)
+    if isinstance(encoding, Distance):
+        made = _rotation({ALL: encoding.inv_freq(geometry.rotary_dim)}, longest)
+        return {**made, "curve": _seen(encoding, geometry.rotary_dim, longest)}
     if isinstance(encoding, Rotation):
         return _rotation({ALL: encoding.inv_freq(geometry.rotary_dim)}, longest)
     if isinstance(encoding, Alibi):
@@ -93,6 +97,19 @@ def _rotation(frequencies: Mapping[str, Frequencies], longest: int) -> dict[str,
         "attention_factor": {name: float(a) for name, (_, a) in frequencies.items()},
         "curve": curve,
     }
+
+
+def _seen(encoding: Distance, dim: int, longest: int) -> dict[str, Any]:
+    """The decay that the query after `longest` tokens sees, of the distances that the encoding shows it."""
+    at, query = distances(longest), torch.tensor([longest])
+    seen = encoding.distance(query, longest - torch.tensor(at))[0]
+    waves = (seen[:, None] * encoding.inv_freq(dim)[0].double()).cos()
+    decay, factor = encoding.decay(dim), encoding.query_factor(query)
+    if decay is not None:
+        waves = waves * (-decay.double() * torch.tensor(at)[:, None]).exp()
+    times = "" if factor is None else ", times what that query is multiplied with"
+    what = f"{SEEN_AT} {longest}{times}"
+    return _curve(at, waves.mean(-1) * (1.0 if factor is None else float(factor)), what)
 
 
 def _wavelengths(inv_freq: Tensor) -> list[float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hf_posenc.encodings import (
+    Distance,
     DynamicNtk,
     DynamicYarn,
     Encoding,
@@ -181,6 +182,8 @@ def not_in_a_server(about: Subject) -> str | None:
         return f"the positions of {host} cannot be switched off there"
     if not isinstance(about.patch, RotaryHostPatch):
         return f"it has no rotation for {host}"
+    if isinstance(encoding, Distance):
+        return f"its rotations know one distance a pair, and {encoding.name} shows another; use 'yarn' or 'ntk' there"
     if isinstance(encoding, DynamicYarn):
         return "it has no YaRN that follows the length; use the static 'yarn' with the factor that you need"
     if not about.flat_rope:
