@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from . import rotation
 from .attention import own_name
-from .encodings import Alibi, Encoding, Rotation, Segmented
+from .biases import CallBias, bias_of_call
+from .encodings import Alibi, Bias, Encoding, Rotation, Segmented
 from .errors import OptionError
 
 HIDDEN = -1e3  # what a mask of numbers adds where a key must not be seen, or less
@@ -28,7 +29,7 @@ class Call(NamedTuple):
     latter are what the mask alone would tell; `cos`, `sin` of the
     queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias.
     `layers`: the indices of the layers in which these two act, None for all of them; `both_ways`: whether queries see
-    later keys, so that a bias falls on either side.
+    later keys, so that a bias falls on either side. `bias`: what else is added to the scores.
     """
 
     query_positions: Tensor
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     slopes: Tensor | None = None
     layers: tuple[int, ...] | None = None
     both_ways: bool = False
+    bias: CallBias | None = None
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -195,6 +197,8 @@ class DescribeCall:
         if self.through_attention:
             keep_attention(module)
         call = self.describe(kwargs)
+        if isinstance(self.encoding, Bias):
+            call = call._replace(bias=bias_of_call(module, self.encoding, call))
         if kwargs.get("position_ids") is None and isinstance(kwargs.get("attention_mask"), Tensor):
             kwargs["position_ids"] = call.query_positions
         return (), {**kwargs, "posenc": call}

@@ -83,6 +83,7 @@ class Plan:
     visible: Tensor
     rotations: list[Rotation] | None = None
     slopes: Tensor | None = None
+    bias: Tensor | None = None  # (heads, n, n)
 
 
 _plan: list[Plan] = []  # the one in force
@@ -143,6 +144,8 @@ def attention(
         scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
     if plan.slopes is not None and plan.facts.turned(plan.config, module.layer_idx):
         scores = scores - plan.slopes[:, None, None] * (plan.positions[:, None] - plan.positions[None, :])
+    if plan.bias is not None and plan.facts.turned(plan.config, module.layer_idx):
+        scores = scores + plan.bias
     visible = plan.visible
     if kwargs.get("sliding_window") is not None:
         order = torch.arange(len(plan.positions))
@@ -245,6 +248,8 @@ def host_logits(
         plan.rotations = [oracle.rotation(name, int(t), dim=width, theta=theta, length=length, **given) for t in at]
     elif name == "alibi":
         plan.slopes = torch.from_numpy(oracle.slopes(config.num_attention_heads, **given))
+    elif name in oracle.BIASES:
+        plan.bias = torch.from_numpy(oracle.score_bias(name, at.tolist(), config.num_attention_heads, **given))
     layer = find(backbone, facts.layers)[0]
     _plan[:] = [plan]
     try:
