@@ -19,7 +19,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .biases import with_bias
 from .errors import StateError, UnsupportedError
+from .flex_bias import flexed
 from .late import Attended, additive, causal_mask, fitted, is_block_mask, turned
 from .viewed import viewed
 
@@ -83,6 +85,10 @@ def attend(
             attention_mask = dense_bias(posenc, query, key, attention_mask)
             return forward(query, key, value, attention_mask, scaling=scaling)
         return biased(forward, posenc, query, key, value, attention_mask, scaling)
+    if posenc.bias is not None and base == "flex_attention":
+        return flexed(forward, posenc, query, key, value, attention_mask, scaling)
+    if posenc.bias is not None:
+        return with_bias(base, forward, posenc, query, key, value, attention_mask, scaling)
     return forward(query, key, value, attention_mask, scaling=scaling)
 
 

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
-from torch import nn
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import cached_file
 
 from . import record
 from .auto import register
@@ -28,6 +26,7 @@ from .errors import CheckpointError, OptionError, OptionTypeError, StateError
 from .ledger import Ledger
 from .marking import MarkedOnDisk, plain
 from .modules import quiet_peft
+from .owned import OWN, check_adapter, fill_own
 from .patching import PatchState, drop_spent_quantization, find_backbone, get_encoding, install, patch_model
 from .registry import ENCODINGS, create
 
@@ -79,11 +78,11 @@ def from_pretrained(
     if holds_new_table(recorded, saved):
         return load_new_table(path, config, recorded, wanted, auto_class, kwargs)
     restore_base(config, saved)
-    with unknown_table_expected():
+    with unknown_tensors_expected():
         model = load_weights(auto_class, path, config, kwargs)
     patch_model(model, recorded if wanted is None else wanted)
     if wanted is None:
-        fill_table(model, path, hub)
+        fill_own(model, path, hub)
     return model
 
 
@@ -121,12 +120,13 @@ def restore_base(config: Any, saved: record.Record) -> None:
 
 
 @contextmanager
-def unknown_table_expected() -> Iterator[None]:
-    """Leave out the loader's report where all it has to say is that it does not know a fresh position table."""
+def unknown_tensors_expected() -> Iterator[None]:
+    """Leave out the loader's report where all it has to say is that it does not know what a patch owns."""
 
     def keep(message: logging.LogRecord) -> bool:
         text = message.getMessage()
-        return not ("posenc.weight" in text and text.count("UNEXPECTED") == 2 and "MISSING" not in text)
+        rows = [line for line in text.splitlines() if "UNEXPECTED" in line and not line.startswith("-")]
+        return not (rows and all(f"{OWN}." in row for row in rows) and "MISSING" not in text)
 
     logger = logging.getLogger("transformers.modeling_utils")
     handlers = [*logger.handlers, *logging.getLogger("transformers").handlers]
@@ -186,33 +186,6 @@ def load_new_table(
     return model
 
 
-def fill_table(model: nn.Module, path: str, hub: dict[str, Any]) -> None:
-    """Read the trained rows of a fresh table, which the stock loader does not know."""
-    _, backbone = find_backbone(model)
-    table = getattr(backbone, "posenc", None)
-    if table is None:
-        return
-    hub = {key: value for key, value in hub.items() if key != "trust_remote_code"}
-    index = cached_file(path, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False, **hub)
-    names = ["model.safetensors"]
-    if index is not None:
-        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
-    for name in names:
-        file = cached_file(path, name, **hub)
-        assert file is not None
-        with safe_open(file, framework="pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 (not a dict)
-                if key == "posenc.weight" or key.endswith(".posenc.weight"):
-                    rows = tensors.get_tensor(key)
-                    if rows.shape != table.weight.shape:
-                        raise CheckpointError(
-                            f"the table in {path!r} is {tuple(rows.shape)}, its record says {tuple(table.weight.shape)}"
-                        )
-                    table.weight.data.copy_(rows)
-                    return
-    raise CheckpointError(f"the record of {path!r} names a learned table, and no file there holds it")
-
-
 def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: dict[str, Any]) -> Any:
     """Base, then patch, then adapter; the record is the one beside the adapter."""
     from peft import PeftConfig, PeftModel
@@ -264,6 +237,7 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> 
     if kwargs.get("safe_serialization") is False:
         raise OptionError("safe_serialization=False would write a pickle; weights are written as safetensors only")
     _, backbone = find_backbone(model)
+    check_adapter(model, backbone)
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .encodings import Alibi, Distance, Encoding, Learned, LogScaled, Rotation, Segmented, Sinusoidal
+from .encodings import Alibi, Bias, Distance, Encoding, Learned, LogScaled, Rotation, Segmented, Sinusoidal
 from .modules import AddVectors, SinusoidalEmbedding
 from .patches import Patch
 from .positions import Call, DescribeCall
+from .reference_bias import check_bias
 from .views import Table
 
 PHASE_LIMIT = 1e-2  # radians at the furthest position checked
@@ -48,6 +49,8 @@ def check_numbers(backbone: Any, encoding: Encoding, patch: Patch) -> Row:
         wanted = reference_slopes(heads, encoding.alibi_bias_max or 8) * (encoding.scale or 1) / encoding.factor
         worst = float((call.slopes.cpu().double() / wanted - 1).abs().max())
         return NAME, worst < 1e-6, worst, 1e-6, f"relative error of {heads} slopes"
+    if isinstance(encoding, Bias):
+        return check_bias(backbone, encoding, describe(backbone, positions).both_ways)
     if isinstance(encoding, Learned):
         table = patch.table(backbone).weight
         return NAME, bool(table.isfinite().all()), None, None, f"a trained table of {len(table)} rows, all finite"

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from . import rotation, views
 from .attention import own_name
-from .encodings import Alibi, Distance, Encoding, LogScaled, Rotation, Segmented
+from .biases import CallBias, bias_of_call
+from .encodings import Alibi, Bias, Distance, Encoding, LogScaled, Rotation, Segmented
 from .encodings.distance import zero
 from .errors import OptionError
 
@@ -30,7 +31,8 @@ class Call(NamedTuple):
     queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias;
     `query_scale` (batch or 1, n), what each query is multiplied with.
     `layers`: the indices of the layers in which these three act, None for all of them; `both_ways`: whether queries see
-    later keys, so that a bias falls on either side; `views` of an encoding that sees some pairs at another distance.
+    later keys, so that a bias falls on either side; `views` of an encoding that sees some pairs at another distance;
+    `bias`: what else is added to the scores.
     """
 
     query_positions: Tensor
@@ -44,6 +46,7 @@ class Call(NamedTuple):
     both_ways: bool = False
     query_scale: Tensor | None = None
     views: views.Views | None = None
+    bias: CallBias | None = None
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -203,6 +206,8 @@ class DescribeCall:
         if self.through_attention:
             keep_attention(module)
         call = self.describe(kwargs)
+        if isinstance(self.encoding, Bias):
+            call = call._replace(bias=bias_of_call(module, self.encoding, call))
         if kwargs.get("position_ids") is None and isinstance(kwargs.get("attention_mask"), Tensor):
             kwargs["position_ids"] = call.query_positions
         return (), {**kwargs, "posenc": call}

@@ -114,6 +114,30 @@ _ROWS = [
         "RoPE whose scores fall with distance, fast pairs first",
         "Sun et al. 2022, arXiv 2212.10554",
     ),
+    EncodingRow(
+        "t5_bias",
+        e.T5Bias,
+        "a trained number a bucket of distances on the score",
+        "Raffel et al. 2019, arXiv 1910.10683, 2.1",
+    ),
+    EncodingRow(
+        "kerple",
+        e.Kerple,
+        "a trained logarithm or power of the distance on the score",
+        "Chi et al. 2022, arXiv 2205.09921",
+    ),
+    EncodingRow(
+        "fire",
+        e.Fire,
+        "a trained network of distance over position on the score",
+        "Li et al. 2023, arXiv 2310.04418, 3",
+    ),
+    EncodingRow(
+        "sandwich",
+        e.Sandwich,
+        "a product of sinusoids, by distance, on the score",
+        "Chi et al. 2022, arXiv 2212.10356, 5",
+    ),
 ]
 ENCODINGS: dict[str, EncodingRow] = {row.name: row for row in _ROWS}
 

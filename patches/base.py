@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
 from hf_posenc.attention import own_name
-from hf_posenc.encodings import Distance, Encoding, Geometry, Learned, Rotation, Segmented, Sinusoidal
+from hf_posenc.encodings import Bias, Distance, Encoding, Geometry, Learned, Rotation, Segmented, Sinusoidal
 from hf_posenc.errors import EffectError, UnsupportedError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
@@ -161,6 +162,7 @@ def describe_calls(
     `turned` that the host's own rotary module does a rotation's turning.
     """
     inside = encoding.inside_attention
+    own_bias(backbone, encoding, geometry, ledger)
     if inside:
         ledger.set_attribute(
             backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)
@@ -170,6 +172,18 @@ def describe_calls(
     ledger.add_pre_hook(backbone, hook)
     if inside:
         ledger.add_hook(backbone, RememberPositions())
+
+
+def own_bias(backbone: Any, encoding: Encoding, geometry: Geometry, ledger: Ledger, both_ways: bool = False) -> None:
+    """Give the model the one module of a bias, which all its layers share; nothing for other encodings."""
+    if isinstance(encoding, Bias):
+        module = encoding.module(geometry.num_heads, both_ways)
+        ledger.set_module(backbone, "posenc", module.to(like(backbone.get_input_embeddings().weight)))
+
+
+def like(weight: Tensor) -> Tensor:
+    """An empty tensor with the device of a weight, and its dtype where that is one to compute in."""
+    return weight.new_empty(0, dtype=weight.dtype if weight.is_floating_point() else torch.float32)
 
 
 def add_to_embedding(

@@ -19,7 +19,7 @@ from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_tokens, locate, named_arguments
 from hf_posenc.registry import ENCODINGS
 
-from .base import Patch, attention_refusal, expect, rms, turns_early, whole_refusal
+from .base import Patch, attention_refusal, expect, own_bias, rms, turns_early, whole_refusal
 from .own_attention import TurnsEarly, prove_attention
 from .own_table import insert_in_table, prove_table
 
@@ -170,6 +170,7 @@ class BertPatch(Patch):
                 ledger.add_hook(backbone, RememberPositions())
             dim = geometry.rotary_dim if encoding.seam == "rotation" else 0
             both_ways = not config.is_decoder
+            own_bias(backbone, encoding, geometry, ledger, both_ways)
             hook = DescribeEncoderCall(encoding, dim, geometry.num_heads, inside, offset=offset, both_ways=both_ways)
             ledger.add_pre_hook(backbone, hook)
         ledger.add_pre_hook(backbone, FillEmbeddings(offset, self.counted_token(config)))

@@ -21,6 +21,8 @@ from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_cache, find_tokens, named_arguments
 from hf_posenc.rotation import HALVES, Pairs
 
+from .base import own_bias
+
 OWN = "posenc_"
 WITHOUT_HOOKS = "a patched model was called without its own hooks; call the whole model, or unpatch_model() first"
 
@@ -181,6 +183,7 @@ def hand_over_calls(
         base = "sdpa"  # a host that knows of eager alone has not been told to use it
     ledger.set_attribute(config, "_attn_implementation_internal", OWN + base)
     dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
+    own_bias(backbone, encoding, geometry, ledger)
     ledger.add_pre_hook(
         backbone, hook(encoding, dim, geometry.num_heads, True, pairs=pairs, slot=slot, stores_turned=True)
     )

@@ -87,6 +87,7 @@ class Plan:
     slopes: Tensor | None = None
     query_scale: Tensor | None = None
     distances: Distances | None = None
+    bias: Tensor | None = None  # (heads, n, n)
 
 
 _plan: list[Plan] = []  # the one in force
@@ -170,6 +171,8 @@ def attention(
         scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
     if plan.slopes is not None and plan.facts.turned(plan.config, module.layer_idx):
         scores = scores - plan.slopes[:, None, None] * (plan.positions[:, None] - plan.positions[None, :])
+    if plan.bias is not None and plan.facts.turned(plan.config, module.layer_idx):
+        scores = scores + plan.bias
     visible = plan.visible
     if kwargs.get("sliding_window") is not None:
         order = torch.arange(len(plan.positions))
@@ -281,6 +284,8 @@ def host_logits(
         plan.distances = Distances(name, at.numpy(), plan.visible.numpy(), **sizes, **given)
     elif name == "alibi":
         plan.slopes = torch.from_numpy(oracle.slopes(config.num_attention_heads, **given))
+    elif name in oracle.BIASES:
+        plan.bias = torch.from_numpy(oracle.score_bias(name, at.tolist(), config.num_attention_heads, **given))
     layer = find(backbone, facts.layers)[0]
     _plan[:] = [plan]
     try:

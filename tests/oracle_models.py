@@ -34,6 +34,7 @@ class Seams:
     slopes: Array | None = None
     query_scale: Array | None = None
     distances: Distances | None = None
+    bias: Array | None = None  # (heads, n, n)
 
 
 def query_scales(options: dict[str, Any], positions: Any, length: int | None, *, rotation: bool) -> Array | None:
@@ -123,6 +124,8 @@ def attend(q: Array, k: Array, v: Array, seams: Seams, scaling: float) -> Array:
     if seams.slopes is not None:
         for i, position in enumerate(seams.positions):
             scores[:, i] += oracle.alibi(position, seams.positions, seams.slopes[:, None])
+    if seams.bias is not None:
+        scores = scores + seams.bias
     scores[:, ~seams.visible] = -np.inf
     out = softmax(scores) @ v
     return out.transpose(1, 0, 2).reshape(q.shape[1], -1)
@@ -328,6 +331,8 @@ def reference_logits(
         extra["embedding"] = sinusoidal_rows(state, config, places, **chosen)
     elif name == "learned":
         extra["embedding"] = learned_rows(state, config, places, **chosen)
+    elif name in oracle.BIASES:
+        extra["bias"] = oracle.score_bias(name, places.tolist(), config.num_attention_heads, **chosen)
     else:
         assert name == "nope" and not chosen, f"no oracle for {name!r} with {chosen}"
     return FORWARD[config.model_type](state, config, ids, Seams(places, visible, **extra))

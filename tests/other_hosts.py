@@ -7,7 +7,7 @@ import other_oracles
 import pytest
 import torch
 from pairs import _OPTIONS as OPTIONS
-from pairs import DYNAMIC, ENCODINGS, ROTATIONS
+from pairs import DYNAMIC, ENCODINGS, ROTATIONS, tuned
 from tiny import LENGTH, VOCAB, tiny_ids
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -98,7 +98,10 @@ class Pair:
         return tiny_host(self.host, **config)
 
     def patched(self, **config: Any) -> Any:
-        return patch_model(self.stock(**config), self.name, **self.options)
+        return self.put_into(self.stock(**config))
+
+    def put_into(self, model: Any) -> Any:
+        return tuned(patch_model(model, self.name, **self.options), self.name, self.options)
 
     def reference(self, ids: Tensor, positions: Any = None) -> Tensor:
         """The oracle's logits (1, n, vocabulary) in float64; positions count from 0 on every host."""

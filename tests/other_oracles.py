@@ -64,6 +64,8 @@ def attend(q: Array, k: Array, v: Array, seams: Seams, scaling: float, turned: T
     if seams.slopes is not None:
         apart = np.abs(seams.positions[:, None] - seams.positions[None, :])
         scores -= seams.slopes[:, None, None] * apart
+    if seams.bias is not None:
+        scores = scores + seams.bias
     scores[:, ~seams.visible] = -np.inf
     return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
@@ -325,6 +327,8 @@ def reference(model: Any, name: str, options: dict[str, Any], input_ids: Any, po
         extra["slopes"] = slopes(config, **options)
     elif name in ("sinusoidal", "learned"):
         extra["embedding"] = (sinusoids if name == "sinusoidal" else learned)(state, config, at, **options)
+    elif name in oracle.BIASES:
+        extra["bias"] = oracle.score_bias(name, at.tolist(), config.num_attention_heads, both, **options)
     else:
         assert name == "nope" and not options
     return FORWARD[config.model_type](state, config, ids, Seams(at, visible, **extra))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import oracle
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from tiny import LENGTH, tiny_model
 from torch import Tensor
 
 from hf_posenc import patch_model
+from hf_posenc.patching import find_backbone
 
 HOSTS = ("llama", "gpt2", "bloom")
 NATIVE = {"llama": "rope", "gpt2": "learned", "bloom": "alibi"}
@@ -20,7 +22,9 @@ ROTATIONS = ("rope", "linear", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "dy
 ROTATIONS = (*ROTATIONS, "ntk_mixed", "p_rope")
 DYNAMIC = ("dynamic_ntk", "dynamic_yarn", "longrope")
 DISTANCES = ("rerope", "leaky_rerope", "self_extend", "dual_chunk", "xpos")
-ENCODINGS = (*ROTATIONS, "alibi", "sinusoidal", "learned", "nope", *DISTANCES)
+TRAINED = ("t5_bias", "kerple", "fire")
+BIASES = (*TRAINED, "sandwich")
+ENCODINGS = (*ROTATIONS, "alibi", "sinusoidal", "learned", "nope", *DISTANCES, *BIASES)
 ROWS = 5 * LENGTH  # of the longer tables
 
 _BETAS = {"beta_fast": 4, "beta_slow": 0.5}
@@ -49,6 +53,10 @@ _OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "self_extend": ({"group_size": 3, "window_size": 10}, {"rope_theta": 900}),
     "dual_chunk": ({"chunk_size": 20, "local_size": 6}, {"rope_theta": 700, "mscale": 0.5}),
     "xpos": ({"scale_base": 40}, {"rope_theta": 300, "gamma": 0.8}),
+    "t5_bias": ({"num_buckets": 16, "max_distance": 60}, {"num_buckets": 8, "max_distance": 100}),
+    "kerple": ({"seed": 3}, {"variant": "power"}),
+    "fire": ({"initial_length": 24, "initial_c": 0.3}, {"initial_length": 90, "seed": 5}),
+    "sandwich": ({"bar_d": 32}, {"bar_d": 12}),
 }
 # the add-ons, on what turns early, by segments, on scores, and on nothing
 ADD_ONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -79,7 +87,11 @@ class Pair:
         return tiny_model(self.host, **{**self.config, **config})
 
     def patched(self, **config: Any) -> Any:
-        return patch_model(self.stock(**config), self.name, **self.options)
+        return self.put_into(self.stock(**config))
+
+    def put_into(self, model: Any) -> Any:
+        """The model patched, and what is trained in it made large and known to the oracle."""
+        return tuned(patch_model(model, self.name, **self.options), self.name, self.options)
 
     @property
     def dynamic(self) -> bool:
@@ -93,6 +105,19 @@ class Pair:
             "gpt2": self.name == "learned",
             "bloom": self.name == "alibi" and self.options.get("factor", 1) == 1,
         }[self.host]
+
+
+def tuned(model: Any, name: str, options: dict[str, Any]) -> Any:
+    """A patched model with the oracle's parameters in its score bias, where its encoding is one that is trained."""
+    if name not in BIASES:
+        return model
+    _, backbone = find_backbone(model)
+    both_ways = backbone.config.model_type in ("bert", "roberta") and not backbone.config.is_decoder
+    heads = backbone.config.num_attention_heads
+    with torch.no_grad():
+        for key, value in oracle.bias_parameters(name, heads, both_ways, **options).items():
+            backbone.posenc.get_parameter(key).copy_(torch.from_numpy(value))
+    return model
 
 
 def _pair(host: str, name: str, second: bool) -> Pair:

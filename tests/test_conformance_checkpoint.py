@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from pairs import HOSTS, LENGTH, OTHERS, PAIRS, RESIZED, Pair, assert_same, difference, every_pair, generate, logits
+from pairs import (
+    HOSTS,
+    LENGTH,
+    OTHERS,
+    PAIRS,
+    RESIZED,
+    TRAINED,
+    Pair,
+    assert_same,
+    difference,
+    every_pair,
+    generate,
+    logits,
+)
 from safetensors.torch import load_file, save_file
 from tiny import tiny_ids
 from transformers import AutoModelForCausalLM
@@ -175,15 +188,15 @@ def test_through_an_adapter_and_merged(pair: Pair, tmp_path: Path) -> None:
     ids, base = tiny_ids(LONG), tmp_path / "base"
     pair.stock().save_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base)
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     plain = logits(model, ids)
-    model = adapted(model, pair.host)
+    model = adapted(model, pair.host, modules_to_save=["posenc"] if pair.name in TRAINED else None)
     want = logits(model, ids)
     assert difference(want, plain) > 1e-2
     assert torch.equal(generate(model, ids[:, :40], 4), generate(model, ids[:, :40], 4, use_cache=False))
     save_pretrained(model, tmp_path / "adapter")
     loaded = hf_posenc.from_pretrained(tmp_path / "adapter")
-    assert_same(logits(loaded, ids), want, 1e-6)
+    assert_same(logits(loaded, ids), want, 1e-5 if pair.name == "fire" else 1e-6)
     assert get_encoding(loaded) == get_encoding(model)
     merged = loaded.merge_and_unload()
     assert_same(logits(merged, ids), want)
@@ -200,8 +213,8 @@ def test_patched_inside_an_adapter(pair: Pair) -> None:
     ids, stock = tiny_ids(LENGTH), adapted(pair.stock(), pair.host)
     was = logits(stock, ids)
     want = logits(adapted(pair.patched(), pair.host), tiny_ids(LONG))
-    patch_model(stock, pair.name, **pair.options)
-    assert torch.equal(logits(stock, tiny_ids(LONG)), want)
+    pair.put_into(stock)
+    assert_same(logits(stock, tiny_ids(LONG)), want, 1e-5 if pair.name == "fire" else 0)  # a BLAS product: by alignment
     unpatch_model(stock)
     assert torch.equal(logits(stock, ids), was)
 

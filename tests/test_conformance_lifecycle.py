@@ -23,6 +23,7 @@ from pairs import (
     in_pieces,
     logits,
     only,
+    tuned,
 )
 from tiny import tiny_ids
 from torch import Tensor
@@ -43,7 +44,7 @@ def within_reach(pair: Pair) -> Tensor:
 def test_unpatch_restores_bit_for_bit(pair: Pair) -> None:
     model, ids = pair.stock(), within_reach(pair)
     before, was = logits(model, ids), snapshots.of_model(model)
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     assert get_encoding(model) is not None
     logits(model, ids)
     generate(model, tiny_ids(20), 3)
@@ -60,12 +61,12 @@ def test_patched_again_and_again(pair: Pair) -> None:
     was, want = snapshots.of_model(model), logits(pair.patched(), ids)
     for _ in range(2):
         with pytest.raises(KeyError), hf_posenc.patched(model, pair.name, **pair.options) as same:
-            assert same is model and torch.equal(logits(model, ids), want)
+            assert same is tuned(model, pair.name, pair.options) and torch.equal(logits(model, ids), want)
             raise KeyError
         assert snapshots.of_model(model) == was
     for other in ("nope", "sinusoidal"):
         unpatch_model(patch_model(model, other))
-    assert torch.equal(logits(patch_model(model, pair.name, **pair.options), ids), want)
+    assert torch.equal(logits(pair.put_into(model), ids), want)
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
@@ -94,7 +95,7 @@ def test_other_models_are_untouched(pair: Pair) -> None:
     other, sharing = pair.stock(seed=1), type(model)(model.config).eval()
     models = (other, sharing)
     before = [(logits(m, ids), snapshots.of_model(m)) for m in models]
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     logits(model, ids)
     for m, (want, was) in zip(models, before):
         assert torch.equal(logits(m, ids), want) and snapshots.of_model(m) == was
@@ -124,7 +125,7 @@ def test_on_the_backbone_alone(pair: Pair) -> None:
     whole, ids = pair.patched(), tiny_ids(LONG)
     bare = pair.stock().base_model
     was = bare(tiny_ids(LENGTH), use_cache=False).last_hidden_state
-    patch_model(bare, pair.name, **pair.options)
+    pair.put_into(bare)
     assert torch.equal(
         bare(ids, use_cache=False).last_hidden_state, whole.base_model(ids, use_cache=False).last_hidden_state
     )
@@ -202,7 +203,7 @@ def test_eager_equals_sdpa(pair: Pair) -> None:
     want, padded = logits(model, ids), logits(model, ids, attention_mask=mask)[:, 21:]
     before = pair.stock()
     before.set_attn_implementation("eager")
-    patch_model(before, pair.name, **pair.options)
+    pair.put_into(before)
     after = pair.patched()
     after.set_attn_implementation("eager")
     for eager in (before, after):
@@ -228,7 +229,7 @@ def test_flex_attention(name: str, when: str) -> None:
     want, model = pair.patched(), pair.stock()
     if when == "before":
         model.set_attn_implementation("flex_attention")
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     if when == "after":
         model.set_attn_implementation("flex_attention")
     with torch.compiler.set_stance("force_eager"):
@@ -245,7 +246,7 @@ def test_flex_attention_is_refused_by_segments(name: str) -> None:
     model.set_attn_implementation("flex_attention")
     was = snapshots.of_model(model)
     with pytest.raises(UnsupportedError, match="sdpa"):
-        patch_model(model, pair.name, **pair.options)
+        pair.put_into(model)
     assert snapshots.of_model(model) == was
 
 
@@ -267,7 +268,7 @@ def test_a_custom_mask(host: str, name: str, dtype: torch.dtype) -> None:
 def test_the_users_choice_of_attention_survives_the_patch(pair: Pair) -> None:
     model = pair.stock()
     was = model.config._attn_implementation
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     assert difference(logits(model, tiny_ids(70)), logits(pair.patched(), tiny_ids(70))) == 0
     unpatch_model(model)
     assert model.config._attn_implementation == was

@@ -24,7 +24,7 @@ def test_unpatch_restores_bit_for_bit(pair: Pair) -> None:
     model, ids = pair.stock(), text(LENGTH)
     before, keys, config = logits(model, ids), list(model.state_dict()), model.config.to_dict()
     classes = {name: (type(module), sorted(vars(module))) for name, module in model.named_modules()}
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     logits(model, text(LONG))
     assert unpatch_model(model) is model and get_encoding(model) is None
     assert torch.equal(logits(model, ids), before)
@@ -39,7 +39,7 @@ def test_copies(pair: Pair) -> None:
     model, other, ids = pair.stock(), pair.stock(seed=1), text(LONG)
     sharing = type(model)(model.config).eval()
     was, was_sharing = logits(other, ids[:, :LENGTH]), logits(sharing, ids[:, :LENGTH])
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     want = logits(model, ids)
     twins: list[Any] = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for twin in twins:

@@ -252,7 +252,7 @@ def test_on_the_backbone_alone(host: str) -> None:
     p = pair(host, "alibi")
     whole, bare = p.patched(), AutoModel.from_config(p.stock().config).eval()
     bare.load_state_dict(whole.base_model.state_dict(), strict=False)
-    patch_model(bare, p.name, **p.options)
+    p.put_into(bare)
     with torch.no_grad():
         want = whole.base_model(input_ids=text(70)).last_hidden_state
         assert torch.equal(bare(input_ids=text(70)).last_hidden_state, want)

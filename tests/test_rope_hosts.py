@@ -217,7 +217,7 @@ def test_smollm3_layers_without_rotation_stay_so(name: str) -> None:
     """Such layers give what the stock ones give; a model that has no other is refused."""
     pair, ids = host_pair("smollm3", name), tiny_ids(LONG)
     bare = {"no_rope_layers": [0, 0, 1]}
-    stock, model = pair.stock(**bare), patch_model(pair.stock(**bare), pair.name, **pair.options)
+    stock, model = pair.stock(**bare), pair.put_into(pair.stock(**bare))
     with torch.no_grad():
         want, found = (m(ids, use_cache=False, output_hidden_states=True).hidden_states for m in (stock, model))
     assert torch.equal(found[2], want[2]) and difference(found[3], want[3]) > 1e-2

@@ -10,7 +10,7 @@ from tiny import tiny_ids
 from transformers import AutoModelForCausalLM
 
 import hf_posenc
-from hf_posenc import get_encoding, patch_model, unpatch_model
+from hf_posenc import get_encoding, unpatch_model
 from hf_posenc.checkpoint import save_pretrained
 
 LONG = 80
@@ -30,7 +30,7 @@ def test_flex_attention(pair: HostPair) -> None:
     ids, mask = tiny_ids(LONG), (torch.arange(LONG) >= 21).long()[None]
     want, model = pair.patched(), pair.stock()
     model.set_attn_implementation("flex_attention")
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     with torch.compiler.set_stance("force_eager"):
         assert_same(logits(model, ids), logits(want, ids))
         padded = logits(model, ids, attention_mask=mask)[:, 21:]
@@ -46,7 +46,7 @@ def test_through_an_adapter_and_merged(pair: HostPair, tmp_path: Path) -> None:
     ids, attention = tiny_ids(LONG), ATTENTION.get(pair.host, {})
     pair.stock().save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", **attention)
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     plain = logits(model, ids)
     layers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and "att" in name]
     model = get_peft_model(model, LoraConfig(r=2, target_modules=layers)).eval()

@@ -27,7 +27,7 @@ FAR = 32_768
 def test_unpatch_restores_bit_for_bit(pair: HostPair) -> None:
     model, ids = pair.stock(), tiny_ids(LONG)
     before, was = logits(model, ids), snapshots.of_model(model)
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     logits(model, ids)
     generate(model, tiny_ids(20), 3)
     unpatch_model(model)
@@ -54,7 +54,7 @@ def test_other_models_are_untouched(pair: HostPair) -> None:
     model, ids = pair.stock(), tiny_ids(LONG)
     sharing = type(model)(model.config).eval()
     want, was = logits(sharing, ids), snapshots.of_model(sharing)
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     logits(model, ids)
     assert torch.equal(logits(sharing, ids), want) and snapshots.of_model(sharing) == was
 
@@ -174,7 +174,7 @@ def test_eager_equals_sdpa(pair: HostPair) -> None:
     want, padded = logits(model, ids), logits(model, ids, attention_mask=mask)[:, 21:]
     before, after = pair.stock(), pair.patched()
     before.set_attn_implementation("eager")
-    patch_model(before, pair.name, **pair.options)
+    pair.put_into(before)
     after.set_attn_implementation("eager")
     for eager in (before, after):
         assert_same(logits(eager, ids), want)

@@ -35,7 +35,7 @@ def test_a_failed_proof_rolls_back(pair: Pair, error: BaseException, monkeypatch
     monkeypatch.undo()
     assert snapshots.of_model(model) == was and get_encoding(model) is None
     assert torch.equal(logits(model, tiny_ids(LENGTH)), want)
-    patch_model(model, pair.name, **pair.options)
+    pair.put_into(model)
     assert torch.equal(logits(model, tiny_ids(70)), logits(pair.patched(), tiny_ids(70)))
 
 

@@ -2,6 +2,7 @@
 
 from .absolute import Learned, Nope, Sinusoidal
 from .base import ADD_ONS, Encoding, Geometry
+from .bias import Bias, Fire, Kerple, Sandwich, ScoreBias, T5Bias
 from .distance import Distance, LeakyRerope, Rerope, SelfExtend
 from .dual_chunk import DualChunk
 from .log_scaled import LogScaled
@@ -13,12 +14,15 @@ from .xpos import Xpos
 __all__ = [
     "ADD_ONS",
     "Alibi",
+    "Bias",
     "Distance",
     "DualChunk",
     "DynamicNtk",
     "DynamicYarn",
     "Encoding",
+    "Fire",
     "Geometry",
+    "Kerple",
     "LeakyRerope",
     "Learned",
     "Linear",
@@ -33,10 +37,13 @@ __all__ = [
     "Rerope",
     "Rope",
     "Rotation",
+    "Sandwich",
     "ScaledRotation",
+    "ScoreBias",
     "Segmented",
     "SelfExtend",
     "Sinusoidal",
+    "T5Bias",
     "Xpos",
     "Yarn",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_posenc.encodings import Alibi, Distance, Encoding, Learned, Rope, Rotation, Segmented, Sinusoidal
+from hf_posenc.encodings import Alibi, Bias, Distance, Encoding, Learned, Rope, Rotation, Segmented, Sinusoidal
 from hf_posenc.errors import OptionError, UnsupportedError
 from hf_posenc.evaluate.limits import encoding_of
 from hf_posenc.patches import Patch
@@ -70,6 +70,8 @@ def _patched(model: nn.Module, encoding: Encoding, longest: int) -> dict[str, An
         return _rotation({ALL: encoding.inv_freq(geometry.rotary_dim)}, longest)
     if isinstance(encoding, Alibi):
         return {"curve": _bias(encoding.slopes(geometry.num_heads), longest)}
+    if isinstance(encoding, Bias):
+        return {"curve": _bias_curve(backbone.posenc, longest)}
     if isinstance(encoding, Sinusoidal):
         at = torch.tensor(distances(longest))
         vectors = encoding.vectors(at, geometry.hidden_size).double()
@@ -127,6 +129,20 @@ def _bias(slopes: Tensor, longest: int) -> dict[str, Any]:
     lines = {"low": m.max(), "median": m.quantile(0.5), "high": m.min()}
     values = {name: [0.0 - float(slope) * distance for distance in at] for name, slope in lines.items()}
     return {"distance": at, **values, "unit": SCORE, "what": f"−m·Δ: steepest, median and flattest of {len(m)} heads"}
+
+
+@torch.no_grad()
+def _bias_curve(module: Any, longest: int) -> dict[str, Any]:
+    """The lowest, the median and the highest of all heads, for the last query of a text of `longest` tokens."""
+    at = [distance for distance in distances(longest) if distance < longest]
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    last = torch.tensor([[longest - 1]], device=device)
+    values = module(last, last - torch.tensor([at], device=device))[0, :, 0].double().cpu()
+    lines = {"low": values.amin(0), "median": values.quantile(0.5, dim=0), "high": values.amax(0)}
+    what = (
+        f"what the query at position {longest - 1} adds to a score: lowest, median and highest of {len(values)} heads"
+    )
+    return {"distance": at, **{name: line.tolist() for name, line in lines.items()}, "unit": SCORE, "what": what}
 
 
 def _table_curve(patch: Patch, backbone: Any, longest: int) -> dict[str, Any]:
