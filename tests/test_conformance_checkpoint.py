@@ -38,13 +38,15 @@ TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_fc"
 
 IN_A_NEW_PROCESS = """
 import json, sys
-import hf_posenc
+import hf_posenc, torch
 from safetensors.torch import load_file, save_file
 
 folders = json.loads(sys.argv[1])
 ids = load_file(sys.argv[2])["ids"]
 models = {folder: hf_posenc.from_pretrained(folder) for folder in folders}
-save_file({folder: model.eval()(ids, use_cache=False).logits.detach() for folder, model in models.items()}, sys.argv[3])
+with torch.no_grad():
+    found = {folder: model.eval()(ids, use_cache=False).logits for folder, model in models.items()}
+save_file(found, sys.argv[3])
 """
 
 

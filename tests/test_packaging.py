@@ -20,7 +20,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS = [
     ["errors", "auto", "marking", ""],
     ["encodings"],
-    ["registry", "ledger", "rotation", "late", "biases", "flex_bias"],
+    ["registry", "ledger", "rotation", "late", "views", "viewed", "biases", "flex_bias"],
     ["attention", "modules"],
     ["positions", "record"],
     ["patches", "formulas", "reference_bias", "eval_tasks"],
