@@ -142,10 +142,12 @@ def describe_calls(
     ledger: Ledger,
     pairs: Pairs = HALVES,
     layers: tuple[int, ...] | None = None,
+    host_turns: bool = False,
 ) -> None:
     """Let every call of the backbone carry its positions, and choose our attention where the encoding needs it.
 
-    `pairs` and `layers` say where in a head, and in which layers (None: all), it acts inside the attention function.
+    `pairs` and `layers` say where in a head, and in which layers (None: all), it acts inside the attention function;
+    `host_turns` that the host's own rotation stays in place, for what is turned before keys are cached.
     """
     inside = encoding.inside_attention
     if inside:
@@ -153,7 +155,7 @@ def describe_calls(
             backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)
         )
     dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
-    ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers))
+    ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers, host_turns))
     if inside:
         ledger.add_hook(backbone, RememberPositions())
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertModel, BertSelfAttention
 
 from hf_posenc.attention import own_name
-from hf_posenc.encodings import Encoding, Geometry, Learned, Nope, Rotation
+from hf_posenc.encodings import Encoding, Geometry, Learned, Nope
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_tokens, locate, named_arguments
 from hf_posenc.registry import ENCODINGS
 
 from .base import Patch, attention_refusal, expect, rms, whole_refusal
-from .own_attention import TurnsEarly, prove_attention
+from .own_attention import TurnsEarly, prove_attention, turns_early
 from .own_table import insert_in_table, prove_table
 
 __all__ = ["BertPatch", "TurnsEncoder"]
@@ -154,7 +154,7 @@ class BertPatch(Patch):
         if rows is not None:
             config.max_position_embeddings = rows
         layers = backbone.encoder.layer
-        if isinstance(encoding, Rotation) and not encoding.inside_attention:
+        if turns_early(encoding):
             for layer in layers:
                 ledger.swap_class(layer.attention.self, self.attention, self.rotary)
         if encoding.inside_attention:

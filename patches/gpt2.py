@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Model
 
-from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation
+from hf_posenc.encodings import Encoding, Geometry, Learned
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, FillPositions
 
 from .base import Patch, attention_refusal, describe_calls, expect, rms, whole_refusal
-from .own_attention import TurnsEarly, prove_attention
+from .own_attention import TurnsEarly, prove_attention, turns_early
 from .own_table import insert_in_table, prove_table
 
 __all__ = ["GPT2Patch"]
@@ -79,7 +79,7 @@ class GPT2Patch(Patch):
         rows = insert_in_table(backbone, "wpe", encoding, geometry, ledger)
         if rows is not None:
             backbone.config.n_positions = rows  # the saved config must name the length of the saved table
-        if isinstance(encoding, Rotation) and not encoding.inside_attention:
+        if turns_early(encoding):
             for block in backbone.h:
                 ledger.swap_class(block.attn, GPT2Attention, RotaryGPT2Attention)
         if encoding.seam in ("rotation", "score"):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoder, OPTLearnedPositionalEmbedding
 
-from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation
+from hf_posenc.encodings import Encoding, Geometry, Learned
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import BoundedEmbedding, SilentEmbedding, SinusoidalEmbedding
 from hf_posenc.positions import Call, FillPositions
 
 from .base import Patch, attention_refusal, describe_calls, expect, rms, whole_refusal
-from .own_attention import TurnsEarly, prove_attention
+from .own_attention import TurnsEarly, prove_attention, turns_early
 from .own_table import TableKinds, insert_in_table, prove_table
 
 __all__ = ["OPTPatch"]
@@ -103,7 +103,7 @@ class OPTPatch(Patch):
         rows = insert_in_table(backbone, "embed_positions", encoding, geometry, ledger, KINDS, OFFSET)
         if rows is not None:
             backbone.config.max_position_embeddings = rows - OFFSET
-        if isinstance(encoding, Rotation) and not encoding.inside_attention:
+        if turns_early(encoding):
             for layer in backbone.layers:
                 ledger.swap_class(layer.self_attn, OPTAttention, RotaryOPTAttention)
         if encoding.seam in ("rotation", "score"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_posenc.attention import base_function, posenc_eager
-from hf_posenc.encodings import Encoding, Rotation
+from hf_posenc.encodings import Encoding, Rotation, Segmented
 from hf_posenc.errors import StateError
 from hf_posenc.positions import Call, find_cache
 from hf_posenc.rotation import HALVES, Pairs, rotate
@@ -95,9 +95,16 @@ class TurnsEarly:
             out, weights = attend(query, key, value, mask)
             return out.flatten(2), weights
         name, module = self.config._attn_implementation, cast(nn.Module, self)
+        if name.startswith(OWN):
+            kwargs = {**kwargs, "posenc": call}
         function: Any = base_function("eager", module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         out, weights = function(module, query, key, value, mask, **options, **kwargs)
         return out.flatten(2), weights
+
+
+def turns_early(encoding: Encoding) -> bool:
+    """Whether queries and keys are turned before the cache takes the keys, be it by plain RoPE alone."""
+    return isinstance(encoding, Segmented) or (isinstance(encoding, Rotation) and not encoding.inside_attention)
 
 
 def prove_swapped(layers: list[Any], swapped: type[nn.Module]) -> None:
@@ -112,5 +119,5 @@ def prove_attention(layers: list[Any], encoding: Encoding, turning: type[nn.Modu
     if encoding.inside_attention:
         name = str(layers[-1].config._attn_implementation)
         expect(name.startswith(OWN), f"the layers still use {name} attention")
-    elif isinstance(encoding, Rotation):
+    if turns_early(encoding):
         expect(all(isinstance(x, turning) for x in layers), "the layers do not turn their queries and keys")

@@ -7,6 +7,7 @@ queries and keys are turned in the attention function.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -140,16 +141,27 @@ class RotaryHostPatch(Patch):
             ledger.set_module(backbone, "rotary_emb", exact(host)(config).to(device))
             return
         geometry = self.geometry(backbone)
-        rotary: Any = silent(host)(config).to(device)
-        rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
-        ledger.set_module(backbone, "rotary_emb", rotary)
+        ledger.set_module(backbone, "rotary_emb", self.rotary_beside(encoding, config, host).to(device))
         if encoding.inside_attention:
             start = 0 if self.layout.start is None else getattr(config, self.layout.start)
             pairs = Pairs(start, self.layout.interleaved)
-            describe_calls(backbone, encoding, geometry, ledger, pairs, self.layers(config, encoding))
+            layers, host_turns = self.layers(config, encoding), isinstance(encoding, Segmented)
+            describe_calls(backbone, encoding, geometry, ledger, pairs, layers, host_turns)
         elif encoding.seam == "embedding":  # and nope is silence alone
             add_to_embedding(backbone, backbone.layers[0], encoding, geometry, position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())
+
+    def rotary_beside(self, encoding: Encoding, config: Any, host: Any) -> nn.Module:
+        """The host's rotary module for what acts elsewhere: silent, or plain RoPE below an encoding by segments."""
+        if isinstance(encoding, Segmented):
+            plain = copy.deepcopy(config)
+            rope = Rope(rope_theta=encoding.theta, original_max_position_embeddings=encoding.length)
+            with torch.device("cpu"):  # a model may be put together on meta, where no frequencies can be compared
+                self.edit_config(plain, rope, host)
+            return exact(host)(plain)
+        rotary: Any = silent(host)(config)
+        rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
+        return rotary
 
     def edit_config(self, config: Any, encoding: Rotation, host: type[nn.Module]) -> None:
         """Write an encoding that the host library can hold into the model's own config, for its rotary class `host`."""
@@ -199,17 +211,18 @@ class RotaryHostPatch(Patch):
         return bool(((found.cpu() / wanted - 1).abs() < 1e-5).all()) and abs(scaling - factor) < 1e-6
 
     def prove(self, backbone: Any, encoding: Encoding) -> None:
-        if isinstance(encoding, Rotation) and is_native(encoding):
+        if isinstance(encoding, Segmented) or (isinstance(encoding, Rotation) and is_native(encoding)):
             found, found_scaling = self.numbers(backbone)
-            wanted, scaling = encoding.inv_freq(self.width(backbone.config))
+            early = encoding if is_native(encoding) else Rope(rope_theta=encoding.theta)
+            wanted, scaling = early.inv_freq(self.width(backbone.config))
             expect(found.shape == wanted.shape, f"the host turns {len(found)} pairs of channels, not {len(wanted)}")
             off = float((found.cpu() / wanted - 1).abs().max())
             expect(off < 1e-5, f"the host's frequencies differ from {encoding.name}'s by up to {off:.1e}")
             expect(abs(found_scaling - scaling) < 1e-6, f"cos and sin are scaled by {found_scaling}, not by {scaling}")
-            return
-        for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
-            cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
-            expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")
+            if is_native(encoding):
+                return
+        else:
+            self.prove_silent(backbone, encoding)
         if encoding.inside_attention:
             attention = next(
                 m for m in backbone.layers[-1].modules() if hasattr(m, "layer_idx") and hasattr(m, "config")
@@ -218,3 +231,9 @@ class RotaryHostPatch(Patch):
             expect(name.startswith("posenc_"), f"the layers still use {name} attention")
         elif encoding.seam == "embedding":
             prove_added(backbone.layers[0])
+
+    def prove_silent(self, backbone: Any, encoding: Encoding) -> None:
+        """The host's rotary module turns nothing, where the encoding takes its place."""
+        for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
+            cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
+            expect(bool((cos == 1).all() and (sin == 0).all()), "the host's own rotation is still there")

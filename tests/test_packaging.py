@@ -20,8 +20,8 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS = [
     ["errors", "auto", "marking", ""],
     ["encodings"],
-    ["registry", "ledger", "rotation", "late"],
-    ["attention", "modules"],
+    ["registry", "ledger", "rotation", "late", "linear_bias"],
+    ["attention", "modules", "turned_keys"],
     ["positions", "record"],
     ["patches", "formulas", "eval_tasks"],
     ["patching"],

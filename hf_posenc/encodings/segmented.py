@@ -47,6 +47,10 @@ class Segmented(Rotation):
         """Frequencies (d/2,) and cos/sin factor of one segment."""
         raise NotImplementedError
 
+    def plain_inv_freq(self, dim: int) -> Frequencies:
+        """Those of plain RoPE, which keys are cached with."""
+        return frequencies.rope(dim, self.theta), 1.0
+
     def inv_freq(self, dim: int) -> Frequencies:
         """Those of segment 0."""
         return self.segment_inv_freq(dim, 0)
