@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: demo test test-all test-oldest lint bench clean
+.PHONY: demo test test-all test-oldest lint bench bench-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hf-posenc demo --out demo-results
@@ -55,6 +55,14 @@ $(LLAMACPP)/.installed:
 	tar -xzf $(LLAMACPP)/source/*.tar.gz --strip-components 1 --directory $(LLAMACPP)/source
 	$(LLAMACPP)/bin/pip install --quiet $(LLAMACPP)/source/*.tar.gz
 	touch $@
+
+# Time and memory beside stock models on this machine's CPU, in ten minutes; let nothing else run.
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/by_length.py
+
+bench-gpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest $(LLAMACPP) demo-results build *.egg-info

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import torch
-from cases import QUICK, Sizes
+from models import QUICK, Sizes
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

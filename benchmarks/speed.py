@@ -23,9 +23,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from cases import CASES, FULL, QUICK, Case, Sizes, Step
+from cases import CASES, Case
 from large import patch_large
 from machine import conditions
+from models import FULL, QUICK, Sizes, Step
 
 from hf_posenc.evaluate.memory import peak_memory
 

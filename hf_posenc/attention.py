@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from .biases import with_bias
 from .errors import StateError, UnsupportedError
 from .flex_bias import flexed
 from .late import Attended, additive, causal_mask, fitted, is_block_mask, turned
+from .linear_bias import Once, forced, suits_kernel, through_kernel
 from .viewed import viewed
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def attend(
     if posenc.query_scale is not None:  # before a bias goes into columns: it is not the query's to scale
         query = (query * posenc.query_scale[:, None, :, None]).to(query.dtype)
     if posenc.turns:
-        return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling)
+        keep = None if posenc.kept is None else partial(posenc.kept.turned, cast(int, module.layer_idx))
+        return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling, keep)
     if posenc.views is not None:
         return viewed(base, forward, posenc.views, query, key, value, attention_mask, scaling, dropout)
     if posenc.slopes is not None:
@@ -81,10 +83,11 @@ def attend(
             raise UnsupportedError(
                 "a bias on both sides needs a mask of numbers; model.set_attn_implementation('sdpa')"
             )
-        if base == "eager" or posenc.both_ways:
+        if base == "eager" or posenc.both_ways or (forced() == "dense" and base == "sdpa"):
             attention_mask = dense_bias(posenc, query, key, attention_mask)
             return forward(query, key, value, attention_mask, scaling=scaling)
-        return biased(forward, posenc, query, key, value, attention_mask, scaling)
+        direct = suits_kernel(base, module, query, key, value, attention_mask, {"dropout": dropout, **kwargs})
+        return biased(forward, posenc, query, key, value, attention_mask, scaling, direct)
     if posenc.bias is not None and base == "flex_attention":
         return flexed(forward, posenc, query, key, value, attention_mask, scaling)
     if posenc.bias is not None:
@@ -136,31 +139,52 @@ def biased(
     value: Tensor,
     mask: Any,
     scaling: float,
+    direct: bool = False,
 ) -> Attended:
     """Attention with -m_h·(i - j) on the scores, without a tensor of size heads × n × n.
 
     Softmax ignores what is constant along a row, so the bias may be m_h·j alone, counted from the last key; and m·j is
     a dot product: a few columns appended to Q and K carry it, and the base function keeps its own kernel and mask.
+    `direct`: that one row of numbers goes straight to a kernel that can add it.
     """
     assert call.slopes is not None
     device = query.device.type
     if torch.is_autocast_enabled(device) and query.dtype == torch.float32:
         # the kernel would be handed 16 bits anyway, and a single column rounded to them
         query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
-    positions = fitted(call.key_positions, key.shape[2])
-    distance = positions - call.key_positions[:, -1:]
+    once, kind = call.once or Once(), (query.dtype, query.device, key.shape[2])
+    if direct:
+        row = once.make(("row", kind), None, lambda: key_bias(call, key))
+        return through_kernel(query, key, value, row, scaling), None
     if query.shape[2] == 1 and not is_block_mask(mask):
-        bias = call.slopes[None, :, None, None] * distance[:, None, None, :].float()
-        return forward(query, key, value, bias_in_mask(bias, mask, query.dtype), scaling=scaling)
-    width = value.shape[-1]
-    query_columns, key_columns = bias_columns(call.slopes, distance, scaling, query.dtype)
-    spare = -(width + query_columns.shape[-1]) % 8  # kernels want widths in eights
-    query_columns, key_columns = (F.pad(columns, (0, spare)) for columns in (query_columns, key_columns))
+        bias = once.make(("step", kind), mask, lambda: bias_in_mask(key_bias(call, key), mask, query.dtype))
+        return forward(query, key, value, bias, scaling=scaling)
+    width, columns = value.shape[-1], ("columns", kind, scaling)
+    query_columns, key_columns = once.make(columns, None, lambda: wide_columns(call, query, key, scaling))
     query = torch.cat((query, query_columns[None, :, None].expand(*query.shape[:3], -1)), dim=-1)
     key = torch.cat((key, key_columns[:, None].expand(*key.shape[:3], -1)), dim=-1)
     value = F.pad(value, (0, query_columns.shape[-1]))  # a kernel that is told two widths falls back to a slow one
     out, weights = forward(query, key, value, mask, scaling=scaling)
     return out[..., :width], weights
+
+
+def key_distance(call: Call, key: Tensor) -> Tensor:
+    """How far each key lies behind the last one, (batch or 1, keys), in tokens, 0 or less."""
+    return fitted(call.key_positions, key.shape[2]) - call.key_positions[:, -1:]
+
+
+def key_bias(call: Call, key: Tensor) -> Tensor:
+    """m_h·j, counted from the last key, (batch or 1, heads, 1, keys) float32: the bias without what rows share."""
+    assert call.slopes is not None
+    return call.slopes[None, :, None, None] * key_distance(call, key)[:, None, None, :].float()
+
+
+def wide_columns(call: Call, query: Tensor, key: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """`bias_columns`, padded: the GPU's kernels want widths in eights."""
+    assert call.slopes is not None
+    columns = bias_columns(call.slopes, key_distance(call, key), scaling, query.dtype)
+    spare = 0 if query.device.type == "cpu" else -(query.shape[-1] + columns[0].shape[-1]) % 8
+    return F.pad(columns[0], (0, spare)), F.pad(columns[1], (0, spare))
 
 
 def dense_bias(call: Call, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
@@ -176,7 +200,8 @@ def dense_bias(call: Call, query: Tensor, key: Tensor, mask: Tensor | None) -> T
         distance = distance.abs()
     elif mask is None and n > 1:
         mask = causal_mask(n, keys, query.device)
-    return bias_in_mask(-call.slopes[None, :, None, None] * distance[:, None].float(), mask, torch.float32)
+    bias = -call.slopes[None, :, None, None] * distance[:, None].float()
+    return bias_in_mask(bias, mask, torch.promote_types(query.dtype, torch.float32))
 
 
 def bias_in_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -107,21 +107,44 @@ def tables(
     backbone: Any, encoding: Rotation, positions: Tensor, patch: Patch
 ) -> list[tuple[Tensor, Tensor, Tensor, float, Tensor]]:
     """(cos, sin, frequencies in double, factor, positions) of each set that a call uses; first half of the channels."""
+    if isinstance(encoding, Segmented) and encoding.schedule == "segments":
+        return [segment_table(backbone, encoding, at, patch) for at in by_segment(encoding, positions)]
     at = positions.clamp(max=encoding.length - 1) if isinstance(encoding, Segmented) else positions
-    found = None if encoding.turns_late else patch.tables(backbone, at)
+    cos, sin = early_tables(backbone, at, patch)
+    inv_freq, scaling = encoding.inv_freq(2 * cos.shape[-1])
+    return [(cos, sin, inv_freq.double(), scaling, at)]
+
+
+def early_tables(backbone: Any, positions: Tensor, patch: Patch) -> tuple[Tensor, Tensor]:
+    """(cos, sin) of what is turned before keys are cached, by the host or by us; one column a pair."""
+    found = patch.tables(backbone, positions)
     if found is not None:
-        inv_freq, scaling = encoding.inv_freq(2 * found[0].shape[-1])
-        return [(*found, inv_freq.double(), scaling, at)]
+        return found
     call = describe(backbone, positions)
-    if call.cos is not None and call.sin is not None:
-        inv_freq, scaling = encoding.inv_freq(call.cos.shape[-1])
-        return [(call.cos, call.sin, inv_freq.double(), scaling, positions)]
-    assert isinstance(encoding, Segmented)
-    result = []
-    for turn, segment in zip(call.turns, encoding.segment(positions).unique().tolist()):
-        inv_freq, scaling = encoding.segment_inv_freq(turn.cos.shape[-1], segment)
-        result.append((turn.cos, turn.sin, inv_freq.double(), scaling, positions))
-    return result
+    assert call.cos is not None and call.sin is not None
+    half = call.cos.shape[-1] // 2
+    return call.cos[..., :half], call.sin[..., :half]
+
+
+def by_segment(encoding: Segmented, positions: Tensor) -> list[Tensor]:
+    """The positions (1, n) of each segment that they stand in."""
+    segments = encoding.segment(positions)
+    return [positions[segments == segment][None] for segment in segments.unique().tolist()]
+
+
+def segment_table(
+    backbone: Any, encoding: Segmented, positions: Tensor, patch: Patch
+) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
+    """`tables` of positions in one segment: what is turned early and what is turned late, one after the other."""
+    cos, sin = (table.cpu() for table in early_tables(backbone, positions, patch))
+    half = cos.shape[-1]
+    for turn in describe(backbone, positions).turns:
+        assert turn.tables is not None
+        late_cos, late_sin = (table[..., :half] for table in turn.tables.between(0, turn.tables.keys, cos.device))
+        cos, sin = cos * late_cos - sin * late_sin, sin * late_cos + cos * late_sin
+    segment = int(encoding.segment(positions).flatten()[0])
+    inv_freq, scaling = encoding.segment_inv_freq(2 * half, segment)
+    return cos, sin, inv_freq.double(), scaling, positions
 
 
 def phase_error(cos: Tensor, sin: Tensor, inv_freq: Tensor, scaling: float, positions: Tensor) -> float:

@@ -6,18 +6,21 @@ A value kept on the model would be read again by gradient checkpointing after an
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import StaticLayer
 
-from . import rotation, views
+from . import rotation, turned_keys, views
 from .attention import own_name
 from .biases import CallBias, bias_of_call
 from .encodings import Alibi, Bias, Distance, Encoding, LogScaled, Rotation, Segmented
 from .encodings.distance import zero
 from .errors import OptionError
+from .linear_bias import Once
+from .turned_keys import TurnedKeys
 
 HIDDEN = -1e3  # what a mask of numbers adds where a key must not be seen, or less
 _POSITIONS = "_posenc_positions"  # an attribute of a cache
@@ -32,7 +35,8 @@ class Call(NamedTuple):
     `query_scale` (batch or 1, n), what each query is multiplied with.
     `layers`: the indices of the layers in which these three act, None for all of them; `both_ways`: whether queries see
     later keys, so that a bias falls on either side; `views` of an encoding that sees some pairs at another distance;
-    `bias`: what else is added to the scores.
+    `bias`: what else is added to the scores; `kept`: keys that were turned for an earlier call; `once`: what the layers
+    make of a linear bias, each part by the first of them.
     """
 
     query_positions: Tensor
@@ -47,6 +51,8 @@ class Call(NamedTuple):
     query_scale: Tensor | None = None
     views: views.Views | None = None
     bias: CallBias | None = None
+    kept: TurnedKeys | None = None
+    once: Once | None = None
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -89,6 +95,8 @@ def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int, bool]:
     """
     tokens, n = find_tokens(kwargs)
     cache = find_cache(kwargs)
+    if torch.compiler.is_compiling() and is_fixed(cache):
+        return locate_in_buffer(kwargs, cache)
     past = int(cache.get_seq_length()) if cache is not None else 0
     counted = count_along_mask(kwargs.get("attention_mask"), past + n)
     if counted is None:
@@ -104,6 +112,25 @@ def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int, bool]:
     rows = max(len(earlier), len(queries))
     keys = torch.cat((earlier.expand(rows, -1), queries.expand(rows, -1)), dim=1)
     return queries, keys, past, plain and is_plain(keys, counted)
+
+
+def is_fixed(cache: Any) -> bool:
+    """Whether every layer of a cache is one buffer, filled from its first slot on, and nothing more is known of it."""
+    layers = getattr(cache, "layers", None) or [None]
+    return all(type(layer) is StaticLayer for layer in layers) and not hasattr(cache, _POSITIONS)
+
+
+def locate_in_buffer(kwargs: dict[str, Any], cache: Any) -> tuple[Tensor, Tensor, int, bool]:
+    """`locate` for the compiler, to which a number that a tensor holds is none: all slots are counted."""
+    tokens, n = find_tokens(kwargs)
+    past, mask = cache.get_seq_length(), kwargs.get("attention_mask")
+    width = mask.shape[-1] if isinstance(mask, Tensor) else cache.layers[0].max_cache_len
+    counted = count_along_mask(mask, width)
+    keys = torch.arange(width, device=tokens.device)[None] if counted is None else counted.to(tokens.device)
+    slots = past + torch.arange(n, device=tokens.device)
+    given = kwargs.get("position_ids")
+    queries = keys.index_select(1, slots) if given is None else given.to(tokens.device).reshape(-1, n)
+    return queries, keys, past, True
 
 
 def is_plain(positions: Tensor, counted: Tensor) -> bool:
@@ -187,9 +214,9 @@ class DescribeCall:
     """A pre-hook of a backbone: puts a `Call` into the keyword arguments, which travel to every attention layer.
 
     `through_attention` says that the encoding acts inside the attention function, which must then be ours; `pairs`
-    and `layers` where in a head, and in which layers. `rotary_dim`: 0 where the host turns its queries and keys itself.
-    `stores_turned`: the host turns queries and keys of a `Distance` by what those wait turned by, before the cache
-    takes them.
+    and `layers` where in a head, and in which layers; `host_turns`, that the host does by itself what is turned before
+    keys are cached; `stores_turned`, that queries and keys of a `Distance` are turned by then by what those wait turned
+    by.
     """
 
     encoding: Encoding
@@ -199,7 +226,9 @@ class DescribeCall:
     pairs: rotation.Pairs = rotation.HALVES
     layers: tuple[int, ...] | None = None
     both_ways: bool = False
+    host_turns: bool = False
     stores_turned: bool = False
+    differences: rotation.Differences | None = field(default=None, init=False)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
@@ -208,7 +237,7 @@ class DescribeCall:
         call = self.describe(kwargs)
         if isinstance(self.encoding, Bias):
             call = call._replace(bias=bias_of_call(module, self.encoding, call))
-        if kwargs.get("position_ids") is None and isinstance(kwargs.get("attention_mask"), Tensor):
+        if kwargs.get("position_ids") is None and isinstance(kwargs.get("attention_mask"), (Tensor, dict)):
             kwargs["position_ids"] = call.query_positions
         return (), {**kwargs, "posenc": call}
 
@@ -217,17 +246,17 @@ class DescribeCall:
         queries, keys, past, plain = locate(kwargs)
         scale = self.encoding.query_scale(queries) if isinstance(self.encoding, LogScaled) else None
         call = Call(queries, keys, plain, layers=self.layers, query_scale=scale)
-        if isinstance(self.encoding, Rotation) and self.rotary_dim == 0:
+        if isinstance(self.encoding, Rotation) and self.host_turns and not self.encoding.turns_late:
             return call
         if isinstance(self.encoding, Segmented):
-            return call._replace(turns=rotation.turns(self.encoding, self.rotary_dim, queries, keys, past, self.pairs))
+            return self.describe_segments(self.encoding, call, past, find_cache(kwargs))
         if isinstance(self.encoding, Distance):
             early = self.stores_turned and self.encoding.stores_turned
             stored = self.encoding.stored if early else zero
             made = views.describe(
                 self.encoding, self.rotary_dim, queries, keys, past, self.pairs, self.both_ways, stored
             )
-            if early:
+            if early and not self.host_turns:
                 cos, sin = rotation.cos_sin(*self.encoding.inv_freq(self.rotary_dim), stored(queries))
                 call = call._replace(cos=cos, sin=sin)
             return call._replace(views=made)
@@ -235,8 +264,25 @@ class DescribeCall:
             cos, sin = rotation.early(self.encoding, self.rotary_dim, queries)
             return call._replace(cos=cos, sin=sin)
         if isinstance(self.encoding, Alibi):
-            return call._replace(slopes=self.encoding.slopes(self.num_heads).to(queries.device))
+            return call._replace(slopes=self.encoding.slopes(self.num_heads).to(queries.device), once=Once())
         return call
+
+    def describe_segments(self, encoding: Segmented, call: Call, past: int, cache: Any) -> Call:
+        """A call of an encoding by segments: what is turned early, what late, and what the last step left turned."""
+        dim, keys = self.rotary_dim, call.key_positions
+        if self.differences is None:
+            self.differences = rotation.Differences(encoding, dim)
+        turns = rotation.turns(self.differences, call.query_positions, keys, past, self.pairs)
+        call = call._replace(turns=turns)
+        if not self.host_turns:
+            cos, sin = rotation.cos_sin(*encoding.plain_inv_freq(dim), call.query_positions)
+            call = call._replace(cos=cos, sin=sin)
+        kept = turned_keys.find(cache, past) if len(turns) == 1 else None
+        if kept is None:
+            turned_keys.drop(cache)
+        else:
+            kept.begin((encoding, turns[0].segments), keys, past)
+        return call._replace(kept=kept)
 
 
 def keep_attention(module: nn.Module) -> None:

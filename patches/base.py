@@ -107,6 +107,11 @@ def turns_early(encoding: Encoding) -> TypeGuard[Rotation]:
     return isinstance(encoding, Rotation) and not encoding.turns_late
 
 
+def turns_before_cache(encoding: Encoding) -> bool:
+    """Whether queries and keys are turned before the cache takes the keys, be it by plain RoPE alone."""
+    return turns_early(encoding) or isinstance(encoding, Segmented)
+
+
 def attention_refusal(encoding: Encoding, config: Any) -> str | None:
     """The refusal of hosts with the attention interface: what acts inside it needs ours over the host's choice."""
     if not encoding.inside_attention or causal_refusal(encoding, config):
@@ -153,13 +158,14 @@ def describe_calls(
     ledger: Ledger,
     pairs: Pairs = HALVES,
     layers: tuple[int, ...] | None = None,
-    turned: bool = False,
+    host_turns: bool = False,
     stores_turned: bool = False,
 ) -> None:
     """Let every call of the backbone carry its positions, and choose our attention where the encoding needs it.
 
     `pairs` and `layers` say where in a head, and in which layers (None: all), it acts inside the attention function;
-    `turned` that the host's own rotary module does a rotation's turning.
+    `host_turns` that the host's own rotary module does what is turned before keys are cached; `stores_turned` that
+    keys of a `Distance` are turned by then.
     """
     inside = encoding.inside_attention
     own_bias(backbone, encoding, geometry, ledger)
@@ -167,9 +173,9 @@ def describe_calls(
         ledger.set_attribute(
             backbone.config, "_attn_implementation_internal", own_name(backbone.config._attn_implementation)
         )
-    dim = geometry.rotary_dim if isinstance(encoding, Rotation) and not turned else 0
-    hook = DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers, stores_turned=stores_turned)
-    ledger.add_pre_hook(backbone, hook)
+    dim = geometry.rotary_dim if isinstance(encoding, Rotation) else 0
+    how = {"host_turns": host_turns, "stores_turned": stores_turned}
+    ledger.add_pre_hook(backbone, DescribeCall(encoding, dim, geometry.num_heads, inside, pairs, layers, **how))
     if inside:
         ledger.add_hook(backbone, RememberPositions())
 

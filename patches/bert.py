@@ -19,7 +19,7 @@ from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_tokens, locate, named_arguments
 from hf_posenc.registry import ENCODINGS
 
-from .base import Patch, attention_refusal, expect, own_bias, rms, turns_early, whole_refusal
+from .base import Patch, attention_refusal, expect, own_bias, rms, turns_before_cache, whole_refusal
 from .own_attention import TurnsEarly, prove_attention
 from .own_table import insert_in_table, prove_table
 
@@ -156,7 +156,7 @@ class BertPatch(Patch):
         if rows is not None:
             config.max_position_embeddings = rows
         layers = backbone.encoder.layer
-        if turns_early(encoding):
+        if turns_before_cache(encoding):
             for layer in layers:
                 ledger.swap_class(layer.attention.self, self.attention, self.rotary)
         if encoding.inside_attention:

@@ -11,7 +11,7 @@ from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation
 from hf_posenc.ledger import Ledger
 from hf_posenc.positions import Call, FillPositions
 
-from .base import Patch, attention_refusal, describe_calls, expect, rms, turns_early, whole_refusal
+from .base import Patch, attention_refusal, describe_calls, expect, rms, turns_before_cache, whole_refusal
 from .own_attention import TurnsEarly, prove_attention
 from .own_table import insert_in_table, prove_table
 
@@ -79,7 +79,7 @@ class GPT2Patch(Patch):
         rows = insert_in_table(backbone, "wpe", encoding, geometry, ledger)
         if rows is not None:
             backbone.config.n_positions = rows  # the saved config must name the length of the saved table
-        if turns_early(encoding):
+        if turns_before_cache(encoding):
             for block in backbone.h:
                 ledger.swap_class(block.attn, GPT2Attention, RotaryGPT2Attention)
         if encoding.inside_attention or isinstance(encoding, Rotation):

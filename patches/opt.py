@@ -16,7 +16,7 @@ from hf_posenc.ledger import Ledger
 from hf_posenc.modules import BoundedEmbedding, SilentEmbedding, SinusoidalEmbedding
 from hf_posenc.positions import Call, FillPositions
 
-from .base import Patch, attention_refusal, describe_calls, expect, rms, turns_early, whole_refusal
+from .base import Patch, attention_refusal, describe_calls, expect, rms, turns_before_cache, whole_refusal
 from .own_attention import TurnsEarly, prove_attention
 from .own_table import TableKinds, insert_in_table, prove_table
 
@@ -103,7 +103,7 @@ class OPTPatch(Patch):
         rows = insert_in_table(backbone, "embed_positions", encoding, geometry, ledger, KINDS, OFFSET)
         if rows is not None:
             backbone.config.max_position_embeddings = rows - OFFSET
-        if turns_early(encoding):
+        if turns_before_cache(encoding):
             for layer in backbone.layers:
                 ledger.swap_class(layer.self_attn, OPTAttention, RotaryOPTAttention)
         if encoding.inside_attention or isinstance(encoding, Rotation):

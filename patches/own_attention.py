@@ -17,7 +17,7 @@ from hf_posenc.errors import StateError
 from hf_posenc.positions import Call, find_cache
 from hf_posenc.rotation import HALVES, Pairs, rotate
 
-from .base import expect, turns_early
+from .base import expect, turns_before_cache
 from .handover import OWN, WITHOUT_HOOKS, Handed
 
 
@@ -114,5 +114,5 @@ def prove_attention(layers: list[Any], encoding: Encoding, turning: type[nn.Modu
     if encoding.inside_attention:
         name = str(layers[-1].config._attn_implementation)
         expect(name.startswith(OWN), f"the layers still use {name} attention")
-    if turns_early(encoding):
+    if turns_before_cache(encoding):
         expect(all(isinstance(x, turning) for x in layers), "the layers do not turn their queries and keys")

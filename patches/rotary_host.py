@@ -7,6 +7,7 @@ queries and keys are turned in the attention function.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -144,25 +145,34 @@ class RotaryHostPatch(Patch):
         config, old = backbone.config, backbone.rotary_emb
         host, device = old.__class__, next(old.buffers()).device
         geometry = self.geometry(backbone)
-        if turned := turns_early(encoding):
+        if turns_early(encoding):
             self.edit_config(config, encoding, host)
             ledger.set_module(backbone, "rotary_emb", exact(host)(config).to(device))
         else:
-            waiting = isinstance(encoding, Distance) and encoding.stores_turned
-            rotary: Any = (stored if waiting else silent)(host)(config).to(device)
-            rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
-            if waiting:
-                rotary.encoding, rotary.pairs = encoding, geometry.rotary_dim // 2
-                rotary.repeated = self.layout.repeated
-            ledger.set_module(backbone, "rotary_emb", rotary)
+            ledger.set_module(backbone, "rotary_emb", self.rotary_beside(encoding, config, host).to(device))
         if encoding.inside_attention:
             start = 0 if self.layout.start is None else getattr(config, self.layout.start)
             pairs = Pairs(start, self.layout.interleaved)
-            layers = self.layers(config, encoding)
-            describe_calls(backbone, encoding, geometry, ledger, pairs, layers, turned, stores_turned=not turned)
+            layers, how = self.layers(config, encoding), {"host_turns": True, "stores_turned": True}
+            describe_calls(backbone, encoding, geometry, ledger, pairs, layers, **how)
         elif encoding.seam == "embedding":  # and nope is silence alone
             add_to_embedding(backbone, backbone.layers[0], encoding, geometry, position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())
+
+    def rotary_beside(self, encoding: Encoding, config: Any, host: Any) -> nn.Module:
+        """The host's rotary module for what acts elsewhere: silent, or plain RoPE below an encoding by segments."""
+        if isinstance(encoding, Segmented):
+            plain = copy.deepcopy(config)
+            rope = Rope(rope_theta=encoding.theta, original_max_position_embeddings=encoding.length)
+            with torch.device("cpu"):  # a model may be put together on meta, where no frequencies can be compared
+                self.edit_config(plain, rope, host)
+            return exact(host)(plain)
+        waiting = isinstance(encoding, Distance) and encoding.stores_turned
+        rotary: Any = (stored if waiting else silent)(host)(config)
+        rotary.silent_type = self.layout.layer_type if isinstance(encoding, Rotation) else None
+        if waiting:
+            rotary.encoding, rotary.pairs, rotary.repeated = encoding, self.width(config) // 2, self.layout.repeated
+        return rotary
 
     def edit_config(self, config: Any, encoding: Rotation, host: type[nn.Module]) -> None:
         """Write an encoding that the host library can hold into the model's own config, for its rotary class `host`."""
@@ -215,6 +225,8 @@ class RotaryHostPatch(Patch):
     def prove(self, backbone: Any, encoding: Encoding) -> None:
         if turns_early(encoding):
             self.prove_frequencies(backbone, encoding)
+        elif isinstance(encoding, Segmented):
+            self.prove_frequencies(backbone, Rope(rope_theta=encoding.theta))
         else:
             self.prove_silence(backbone, encoding)
         if encoding.inside_attention:

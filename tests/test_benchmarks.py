@@ -34,8 +34,12 @@ def test_speed_covers_every_case_with_time_and_memory(speed):
         "yarn on Llama",
         "alibi on Llama",
         "alibi on BLOOM",
+        "alibi on MPT",
+        "rope on GPT-2",
+        "rope on GPT-2, decode",
         "alibi on Llama, decode",
         "dynamic_yarn on Llama",
+        "dynamic_yarn within L",
         "dynamic_yarn on Llama, decode",
     ]
     for row in speed["cases"]:
@@ -53,7 +57,45 @@ def test_speed_compares_models_that_compute_the_same(speed):
     differences = {row["case"]: row["time"]["max_logit_difference"] for row in speed["cases"]}
     assert differences["yarn on Llama"] == 0
     assert differences["alibi on BLOOM"] < 1e-5
+    assert differences["alibi on MPT"] < 1e-5
+    assert differences["dynamic_yarn within L"] == 0
     assert differences["alibi on Llama"] is None
+
+
+@pytest.mark.extended
+def test_every_side_is_measured_by_length(tmp_path):
+    out = tmp_path / "lengths.json"
+    done = run("by_length.py", "--quick", "--out", out)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(out.read_text())
+    for kind in ("prefill", "decode", "train"):
+        assert set(made["time"][kind]) == set(made["memory"]) == {"llama", "gpt2", "bloom", "mpt"}
+        for lengths in made["time"][kind].values():
+            for rows in lengths.values():
+                assert rows["stock"]["ratio"] == 1 and all(row["seconds"] > 0 for row in rows.values())
+    assert set(made["bytes_held_at_a_million"].values()) == {0}, "a table that reaches a million positions was kept"
+
+
+@pytest.mark.extended
+def test_the_gpu_script_runs_on_the_cpu(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = run("gpu.py", "--small", "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = json.loads(out.read_text())
+    assert made["correctness"] and all(row["close"] for row in made["correctness"].values()), made["correctness"]
+    for hosts in made["speed"].values():
+        for rows in hosts.values():
+            assert all(row["prefill_seconds"] > 0 and row["decode_seconds"] > 0 for row in rows.values()), rows
+            assert all(row["prefill_seconds_ratio"] for row in rows.values())
+
+
+def test_the_gpu_script_says_what_it_needs_and_what_it_left_out(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = run("gpu.py", "--small", "--limit", "0", "--out", out)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(out.read_text())
+    assert {row["not_run"] for row in made["correctness"].values()} == {"no time left"}
+    assert made["conditions"]["sizes"]["dtype"] == "bfloat16"
 
 
 def test_patching_writes_to_no_weight(speed):

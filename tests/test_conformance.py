@@ -117,20 +117,22 @@ def test_slopes_equal_the_oracle(heads: int, factor: float) -> None:
     np.testing.assert_allclose(Alibi(factor=factor).slopes(heads).numpy(), oracle.slopes(heads, factor), rtol=1e-6)
 
 
-def tables_in_use(model: Any, positions: torch.Tensor) -> list[tuple[Any, Any]]:
-    """cos and sin (1, n, pairs) that a call at `positions` turns its queries with, as the modules make them."""
+def tables_in_use(model: Any, positions: torch.Tensor) -> torch.Tensor:
+    """cos + i·sin (n, pairs) that a query at each of `positions` is turned with in all, early and late."""
     _, backbone = find_backbone(model)
     hook = next((h for h in backbone._forward_pre_hooks.values() if isinstance(h, DescribeCall)), None)
-    if hook is None:
-        cos, sin = backbone.rotary_emb(next(model.parameters()), positions)
-        found = [(cos, sin)]
-    else:
-        found = []
-        for t in positions[0]:
-            call = hook.describe({"input_ids": t.reshape(1, 1), "position_ids": t.reshape(1, 1)})
-            found.append((call.cos, call.sin) if call.cos is not None else (call.turns[0].cos, call.turns[0].sin))
-        found = [tuple(torch.cat(parts, dim=1) for parts in zip(*found))]
-    return [(cos[..., : cos.shape[-1] // 2].double(), sin[..., : sin.shape[-1] // 2].double()) for cos, sin in found]
+    found = []
+    for t in positions[0]:
+        at = t.reshape(1, 1)
+        call = None if hook is None else hook.describe({"input_ids": at, "position_ids": at})
+        early = call is None or call.cos is None
+        cos, sin = backbone.rotary_emb(next(model.parameters()), at) if early else (call.cos, call.sin)
+        turned = torch.complex(cos[0, 0].double(), sin[0, 0].double())
+        for turn in () if call is None else call.turns:
+            late = turn.tables.between(0, 1, at.device)
+            turned = turned * torch.complex(*(table[0, 0].double() for table in late))
+        found.append(turned[: len(turned) // 2])
+    return torch.stack(found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -139,11 +141,10 @@ def test_phases_stay_exact_in_half_precision(pair: Pair, dtype: torch.dtype) -> 
     positions = np.array([0, 1, LENGTH, 777, FAR - 1])
     model = pair.patched().to(dtype)
     wanted = rotations(pair.stock().config, pair.name, positions, **pair.options)
-    [(cos, sin)] = tables_in_use(model, torch.from_numpy(positions)[None])
+    in_use = tables_in_use(model, torch.from_numpy(positions)[None])
     for i, (t, (inv_freq, scale)) in enumerate(zip(positions, wanted)):
         phase = torch.from_numpy(t * inv_freq)
-        found = torch.complex(cos[0, i], sin[0, i])
-        off = (found / scale - torch.polar(torch.ones_like(phase), phase)).abs().max()
+        off = (in_use[i] / scale - torch.polar(torch.ones_like(phase), phase)).abs().max()
         assert off < 1e-2, f"{off:.3g} rad at position {t}"
 
 

@@ -88,9 +88,13 @@ def tables_in_use(model: Any, positions: torch.Tensor) -> list[tuple[Any, Any]]:
     found = []
     for t in positions[0]:
         call = hook.describe({"input_ids": t.reshape(1, 1), "position_ids": t.reshape(1, 1)})
-        cos, sin = (call.cos, call.sin) if call.cos is not None else (call.turns[0].cos, call.turns[0].sin)
-        assert cos is not None and sin is not None
-        found.append((cos[:, 0, : cos.shape[-1] // 2].double(), sin[:, 0, : sin.shape[-1] // 2].double()))
+        assert call.cos is not None and call.sin is not None
+        turned = torch.complex(call.cos.double(), call.sin.double())
+        for turn in call.turns:
+            assert turn.tables is not None
+            turned = turned * torch.complex(*(table.double() for table in turn.tables.between(0, 1, t.device)))
+        turned = turned[:, 0, : turned.shape[-1] // 2]
+        found.append((turned.real, turned.imag))
     return found
 
 

@@ -20,8 +20,8 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS = [
     ["errors", "auto", "marking", ""],
     ["encodings"],
-    ["registry", "ledger", "rotation", "late", "views", "viewed", "biases", "flex_bias"],
-    ["attention", "modules"],
+    ["registry", "ledger", "rotation", "late", "views", "viewed", "biases", "flex_bias", "linear_bias"],
+    ["attention", "modules", "turned_keys"],
     ["positions", "record"],
     ["patches", "formulas", "reference_bias", "eval_tasks"],
     ["patching"],

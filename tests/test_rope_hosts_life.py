@@ -95,14 +95,17 @@ def attention(model: Any) -> dict[str, str]:
 def per_pair(pair: HostPair, model: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin (n, pairs) that a call at `positions` turns its queries with."""
     patch, backbone = find_backbone(model)
+    early_cos, early_sin = (table[0].double() for table in patch.tables(backbone, positions))  # type: ignore[union-attr]
     if not pair.dynamic:
-        cos, sin = patch.tables(backbone, positions)  # type: ignore[misc]
-        return cos[0].double(), sin[0].double()
+        return early_cos, early_sin
+    turned = torch.complex(early_cos, early_sin)
     hook = next(h for h in backbone._forward_pre_hooks.values() if isinstance(h, DescribeCall))
-    calls = [hook.describe({"input_ids": t.reshape(1, 1), "position_ids": t.reshape(1, 1)}) for t in positions[0]]
-    tables = [(call.turns[0].cos[0, 0], call.turns[0].sin[0, 0]) for call in calls]
-    cos, sin = (torch.stack(parts).double() for parts in zip(*tables))
-    return cos[:, : cos.shape[1] // 2], sin[:, : sin.shape[1] // 2]
+    for i, t in enumerate(positions[0]):
+        for turn in hook.describe({"input_ids": t.reshape(1, 1), "position_ids": t.reshape(1, 1)}).turns:
+            assert turn.tables is not None
+            late = torch.complex(*(table[0, 0].double() for table in turn.tables.between(0, 1, t.device)))
+            turned[i] *= late[: turned.shape[1]]
+    return turned.real, turned.imag
 
 
 @host_pairs(4, *ROTATIONS)

@@ -61,6 +61,10 @@ class Segmented(Rotation):
         """That of segment 0."""
         return self.segment_formula(dim, 0)
 
+    def plain_inv_freq(self, dim: int) -> Frequencies:
+        """Those of plain RoPE, which keys are cached with."""
+        return frequencies.rope(dim, self.theta), 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNtk(Segmented):
