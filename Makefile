@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: demo test test-all test-oldest lint bench bench-gpu clean
+.PHONY: demo test test-all test-oldest test-versions lint bench bench-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hf-posenc demo --out demo-results
@@ -23,6 +23,24 @@ OLDEST := 5.4.0
 test-oldest: $(VENV)-oldest/.installed
 	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 2 -q
 
+# The rows of docs/versions.md, an environment each; about ten minutes a row on two cores. oldest-torch downloads a CUDA
+# build of several GB.
+ROWS := newest oldest oldest-transformers oldest-torch
+NEWEST := transformers==5.24.0 peft==0.21.2 accelerate==1.15.0
+FROM_newest := torch==2.13.0 $(NEWEST)
+FROM_oldest := torch==2.13.0 transformers==$(OLDEST) peft==0.18.0 accelerate==1.10.0
+FROM_oldest-transformers := torch==2.13.0 transformers==$(OLDEST) peft==0.21.2 accelerate==1.15.0
+FROM_oldest-torch := torch==2.6.0 $(NEWEST)
+test-versions: $(ROWS:%=$(VENV)-versions/%/.installed)
+	for row in $(ROWS); do $(BIN_OF_ROW) tests/versions_table.py $$row $(BIN_OF_ROW) || exit 1; done
+BIN_OF_ROW = $(abspath $(VENV))-versions/$$row/bin/python
+$(VENV)-versions/%/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -v -E '^(torch|transformers|huggingface_hub|tokenizers|accelerate|peft)==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/pip install --quiet --constraint $(@D)/constraints.txt $(FROM_$*)
+	$(@D)/bin/pip install --quiet --constraint $(@D)/constraints.txt $(FROM_$*) --editable '.[test]'
+	touch $@
+
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,7 +49,7 @@ lint: $(VENV)/.linters
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,examples]'
 	touch $@
 
 $(VENV)/.linters: $(VENV)/.installed
@@ -65,4 +83,4 @@ bench-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/gpu.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(LLAMACPP) demo-results build *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-versions $(LLAMACPP) demo-results build *.egg-info

@@ -84,7 +84,6 @@ def stand_in(model_type: str) -> Any:
 @cache
 def known_config(model_type: str) -> Any:
     """The config class of a marked checkpoint, which the auto classes load through `hf_posenc.from_pretrained`."""
-    from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from .marking import OWN_CLASS, MadeConfig
@@ -92,12 +91,19 @@ def known_config(model_type: str) -> Any:
     host: Any = CONFIG_MAPPING[model_type]
     members = {"host": host, "how": (known_config, model_type), "__module__": __name__}
     config_class = type(f"{OWN_CLASS}{host.__name__}", (MadeConfig, host), members)
-    for auto in vars(modeling_auto).values():
-        if isinstance(auto, type) and getattr(auto, "_model_mapping", None) is not None and host in auto._model_mapping:  # type: ignore[attr-defined]
-            model_class = auto._model_mapping[host]  # type: ignore[attr-defined]
-            if isinstance(model_class, type):
-                auto.register(config_class, loader(model_class, config_class))  # type: ignore[attr-defined]
+    register_loaders(config_class, host)
     return config_class
+
+
+@cache
+def register_loaders(config_class: Any, host: Any) -> None:
+    """Let `AutoModel….from_config` of a `config_class`, which is a patched `host`, make a patched model."""
+    from transformers.models.auto import modeling_auto
+
+    for auto in vars(modeling_auto).values():
+        mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        if mapping is not None and host in mapping and isinstance(mapping[host], type):
+            auto.register(config_class, loader(mapping[host], config_class), exist_ok=True)
 
 
 def loader(model_class: type, config_class: type) -> type:

@@ -19,13 +19,12 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import record
+from . import adapters, record
 from .auto import register
 from .encodings import Encoding, Learned
 from .errors import CheckpointError, OptionError, OptionTypeError, StateError
 from .ledger import Ledger
 from .marking import MarkedOnDisk, plain
-from .modules import quiet_peft
 from .owned import OWN, check_adapter, fill_own
 from .patching import PatchState, drop_spent_quantization, find_backbone, get_encoding, install, patch_model
 from .registry import ENCODINGS, create
@@ -188,8 +187,6 @@ def load_new_table(
 
 def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: dict[str, Any]) -> Any:
     """Base, then patch, then adapter; the record is the one beside the adapter."""
-    from peft import PeftConfig, PeftModel
-
     beside = path / POSENC_CONFIG
     if wanted is None:
         if not beside.is_file():
@@ -198,10 +195,7 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
                 "name it with encoding=…, or save adapters with hf_posenc.save_pretrained(model, path)"
             )
         wanted = read_beside(beside)
-    try:
-        base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}/adapter_config.json cannot be read: {error}") from error
+    base = adapters.read(path).base_model_name_or_path
     if not base:
         raise CheckpointError(f"{path}/adapter_config.json names no base model")
     if not (path / "adapter_model.safetensors").is_file():
@@ -209,8 +203,7 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
     model = from_pretrained(base, auto_class=auto_class, **kwargs)
     if get_encoding(model) != wanted:
         model = from_pretrained(base, encoding=wanted, auto_class=auto_class, **kwargs)
-    with quiet_peft():
-        return PeftModel.from_pretrained(model, str(path))
+    return adapters.attach(model, path)
 
 
 def read_beside(file: Path) -> Encoding:
@@ -232,10 +225,16 @@ def read_beside(file: Path) -> Encoding:
 def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> None:
     """`model.save_pretrained(path)` with the record beside it, which an adapter's folder would otherwise lack.
 
-    Raises `CheckpointError` where the folder cannot be written, `OptionError` for `safe_serialization=False`.
+    Raises `CheckpointError` where the folder cannot be written, `OptionError` for `safe_serialization=False`,
+    and for an adapter with `push_to_hub=True`.
     """
     if kwargs.get("safe_serialization") is False:
         raise OptionError("safe_serialization=False would write a pickle; weights are written as safetensors only")
+    if kwargs.get("push_to_hub") and getattr(model, "peft_config", None):
+        raise OptionError(
+            "an adapter's save_pretrained uploads nothing, its push_to_hub leaves the encoding out; save it without "
+            "push_to_hub, and upload the folder: huggingface_hub.upload_folder(repo_id=…, folder_path=…)"
+        )
     _, backbone = find_backbone(model)
     check_adapter(model, backbone)
     folder = Path(path)
@@ -246,5 +245,6 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> 
         if raw is not None:
             (folder / POSENC_CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
         model.save_pretrained(str(folder), **kwargs)
+        adapters.mark(folder, None if raw is None else raw["encoding"])
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder}: {error}") from error

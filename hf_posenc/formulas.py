@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .encodings import Alibi, Bias, Distance, Encoding, Learned, LogScaled, Rotation, Segmented, Sinusoidal
 from .modules import AddVectors, SinusoidalEmbedding
+from .offload import execution_device, held
 from .patches import Patch
 from .positions import Call, DescribeCall
 from .reference_bias import check_bias
@@ -52,7 +53,7 @@ def check_numbers(backbone: Any, encoding: Encoding, patch: Patch) -> Row:
     if isinstance(encoding, Bias):
         return check_bias(backbone, encoding, describe(backbone, positions).both_ways)
     if isinstance(encoding, Learned):
-        table = patch.table(backbone).weight
+        table = held(patch.table(backbone))
         return NAME, bool(table.isfinite().all()), None, None, f"a trained table of {len(table)} rows, all finite"
     if isinstance(encoding, Sinusoidal):
         found = added_vectors(backbone, positions[0], patch)
@@ -78,7 +79,7 @@ def added_vectors(backbone: Any, positions: Tensor, patch: Patch) -> Tensor | No
     """What is added at `positions` (n,), (n, dim): by the backbone's own table, by a layer's hook, or None."""
     table = patch.table(backbone)
     if isinstance(table, SinusoidalEmbedding):
-        return SinusoidalEmbedding.forward(table, (positions + table.offset).to(table.weight.device))
+        return SinusoidalEmbedding.forward(table, (positions + table.offset).to(execution_device(table)))
     hooks = (hook for module in backbone.modules() for hook in module._forward_pre_hooks.values())
     adding = next((hook for hook in hooks if isinstance(hook, AddVectors)), None)
     return None if adding is None else adding.vectors(positions)

@@ -20,6 +20,7 @@ from typing import Any
 from torch import nn
 
 from .errors import StateError
+from .offload import without_weights
 
 
 class Absent(enum.Enum):
@@ -181,4 +182,4 @@ def move_accelerate_hook(old: nn.Module, new: nn.Module) -> None:
     """Give accelerate's device hook of `old` to the module that takes its place."""
     if hasattr(old, "_hf_hook") and not hasattr(new, "_hf_hook"):
         hooks = importlib.import_module("accelerate.hooks")  # not `import`: exported models run without accelerate
-        hooks.add_hook_to_module(new, old._hf_hook)
+        hooks.add_hook_to_module(new, without_weights(old._hf_hook))

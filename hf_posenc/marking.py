@@ -118,7 +118,14 @@ def write_marked(config: Any) -> None:
 
 
 def plain(config: Any) -> Any:
-    """The same config as an instance of the host's own class, without the code that an export brings along."""
+    """The same config as an instance of the host's own class, without the code that an export brings along.
+
+    Of a config in memory, the attention over which ours stands: the default one is left to the host library.
+    """
+    attention = str(vars(config).get("_attn_implementation_internal") or "")
+    if attention.startswith(OWN_TYPE):
+        base = attention.removeprefix(OWN_TYPE)
+        config._attn_implementation_internal = None if base == "sdpa" else base
     host = getattr(type(config), "host", None)
     if host is not None:
         config.__class__ = host

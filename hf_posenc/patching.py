@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 from torch import nn
 
 from . import record
+from .auto import register_loaders
 from .encodings import Encoding
 from .errors import EffectError, PosencError, StateError, UnsupportedError, unknown
 from .ledger import Ledger
 from .marking import write_marked
+from .offload import in_a_data_parallel_wrap
 from .patches import Patch, find_patch, has_patch, list_architectures
 from .registry import ENCODINGS, create
+from .versions import warn_of_unknown
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -79,6 +82,7 @@ def patch_model(model: M, encoding: str | Encoding, /, **options: Any) -> M:
 
         >>> patch_model(model, "yarn", factor=4)
     """
+    warn_of_unknown()
     wanted = create(encoding, **options)
     patch, backbone = find_backbone(model)
     check_state(model, backbone)
@@ -109,12 +113,17 @@ def install(model: nn.Module, patch: Patch, backbone: Any, encoding: Encoding) -
         before = backbone.config
         config = ledger.own_config(model, before)
         drop_spent_quantization(model, config, ledger)
+        known = {id(parameter) for parameter in model.parameters()}
         patch.apply(backbone, encoding, ledger)
+        check_new_parameters(model, known, encoding)
         if model is not backbone:
             patch.forward_hooks(model, backbone, ledger)
         config.hf_posenc = record.make(encoding, before, config, native=patch.holds(encoding, before))
         if not config.hf_posenc["native"]:
+            host: Any = type(config)
             write_marked(config)
+            marked: Any = type(config)
+            register_loaders(marked, host)
         patch.prove(backbone, encoding)
     except BaseException as error:
         ledger.undo()
@@ -122,6 +131,18 @@ def install(model: nn.Module, patch: Patch, backbone: Any, encoding: Encoding) -
             raise EffectError(f"{error}; the model has been put back as it was") from None
         raise
     backbone.__dict__[_STATE] = PatchState(encoding, ledger, copy.deepcopy(vars(config)))
+
+
+def check_new_parameters(model: nn.Module, known: set[int], encoding: Encoding) -> None:
+    """Raise `StateError` for a parameter that is new in a model whose gradients processes share already."""
+    if not in_a_data_parallel_wrap(model):
+        return
+    new = [name for name, parameter in model.named_parameters() if id(parameter) not in known]
+    if new:
+        raise StateError(
+            f"{encoding.name} adds a parameter ({new[0]}) to a model that is wrapped for several processes, and each "
+            "would train its own; patch the model first, and wrap it (fully_shard, DistributedDataParallel) after that"
+        )
 
 
 def unpatch_model(model: M) -> M:

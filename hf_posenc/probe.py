@@ -14,6 +14,7 @@ from .encodings import Alibi, Distance, Learned, LogScaled, Segmented
 from .errors import EffectError, UnsupportedError
 from .formulas import check_numbers
 from .modules import quiet_loading
+from .offload import execution_device, is_offloaded
 from .patches import Patch
 from .patching import PatchState
 from .positions import cache_argument
@@ -54,7 +55,7 @@ class Probe:
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         allowed = torch.tensor([i for i in range(vocabulary) if i not in special])
         chosen = torch.randint(len(allowed), (1, self.length), generator=generator)
-        self.ids = allowed[chosen].to(self.backbone.get_input_embeddings().weight.device)
+        self.ids = allowed[chosen].to(execution_device(self.backbone.get_input_embeddings()))
         start = self._start() + self.patch.first_position(self.backbone.config)
         self.positions = torch.arange(self.length, device=self.ids.device)[None] + start
         self.positions[:, self.length // 2 :] += self._skip()
@@ -103,10 +104,10 @@ class Probe:
         return found.float()
 
     def limit(self, logits: Tensor) -> float:
-        dtype = next(self.model.parameters()).dtype
-        if getattr(self.model, "is_quantized", False):
-            dtype = torch.bfloat16  # what 8- and 4-bit weights are multiplied in, at best, whatever goes in and out
-        return _SHARE.get(dtype, 1e-1) * max(1.0, float(logits.abs().max()))
+        # 8-bit activations are rounded anew in every call, a hair's breadth this way or that
+        rounded = bool(getattr(self.model, "is_quantized", False))
+        share = 2e-1 if rounded else _SHARE.get(next(self.model.parameters()).dtype, 1e-1)
+        return share * max(1.0, float(logits.abs().max()))
 
     def compare(self, name: str, a: Tensor, b: Tensor, detail: str) -> Check:
         difference, limit = float((a - b).abs().max()), self.limit(a)
@@ -227,6 +228,12 @@ class Probe:
         if save is None and size > SAVE_LIMIT:
             return Check(
                 name, None, None, None, f"{size / 2**30:.1f} GiB would be written; verify(model, save=True) does it"
+            )
+        if save is None and getattr(self.model, "is_quantized", False):  # 4 bits on a CPU do not survive being saved
+            return Check(name, None, None, None, "weights are quantised; verify(model, save=True) writes them")
+        if save is None and is_offloaded(self.model):
+            return Check(
+                name, None, None, None, "weights are offloaded; verify(model, save=True) gathers and writes them"
             )
         if self.model.__class__.__module__.startswith("peft"):
             return Check(name, None, None, None, "an adapter: see hf_posenc.save_pretrained")

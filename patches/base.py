@@ -13,6 +13,7 @@ from hf_posenc.encodings import Bias, Distance, Encoding, Geometry, Learned, Rot
 from hf_posenc.errors import EffectError, UnsupportedError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
+from hf_posenc.offload import held
 from hf_posenc.positions import DescribeCall, RememberPositions
 from hf_posenc.rotation import HALVES, Pairs
 
@@ -202,7 +203,7 @@ def add_to_embedding(
 ) -> None:
     """Add vectors before the first `layer` of a host that has no table; `positions` finds them in its arguments."""
     if isinstance(encoding, Learned):
-        table = encoding.initial(geometry).to(backbone.get_input_embeddings().weight)
+        table = encoding.initial(geometry).to(held(backbone.get_input_embeddings()))
         ledger.set_module(backbone, "posenc", PositionTable(table))
         vectors: Callable[..., Any] = TableVectors(backbone)
     else:

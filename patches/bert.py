@@ -16,6 +16,7 @@ from transformers.models.bert.modeling_bert import BertModel, BertSelfAttention
 from hf_posenc.attention import own_name
 from hf_posenc.encodings import Encoding, Geometry, Learned, LogScaled, Nope, Rotation
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import held
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_tokens, locate, named_arguments
 from hf_posenc.registry import ENCODINGS
 
@@ -116,7 +117,7 @@ class BertPatch(Patch):
             rotary_dim=config.hidden_size // config.num_attention_heads,
             rope_theta=None,
             max_position_embeddings=self.own_reach(config),
-            embedding_rms=lambda: rms(backbone.embeddings.word_embeddings.weight),
+            embedding_rms=lambda: rms(held(backbone.embeddings.word_embeddings)),
         )
 
     def own_reach(self, config: Any) -> int:

@@ -14,6 +14,7 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel,
 
 from hf_posenc.encodings import Encoding, Geometry
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import held
 from hf_posenc.positions import find_cache
 
 from .base import Patch, add_to_embedding, causal_refusal, prove_added, rms, table_refusal, whole_refusal
@@ -73,7 +74,7 @@ class BloomPatch(Patch):
             rotary_dim=config.hidden_size // config.n_head,
             rope_theta=None,
             max_position_embeddings=None,  # ALiBi's hosts state none
-            embedding_rms=lambda: rms(norm.weight, norm.bias),
+            embedding_rms=lambda: rms(held(norm), held(norm, "bias")),
         )
 
     def refusal(self, encoding: Encoding, config: Any) -> str | None:

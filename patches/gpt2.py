@@ -9,6 +9,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Model
 
 from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import held
 from hf_posenc.positions import Call, FillPositions
 
 from .base import Patch, attention_refusal, describe_calls, expect, rms, turns_before_cache, whole_refusal
@@ -54,7 +55,7 @@ class GPT2Patch(Patch):
             rotary_dim=config.hidden_size // config.num_attention_heads,
             rope_theta=None,
             max_position_embeddings=config.n_positions,
-            embedding_rms=lambda: rms(backbone.wte.weight),
+            embedding_rms=lambda: rms(held(backbone.wte)),
         )
 
     def own_reach(self, config: Any) -> int | None:

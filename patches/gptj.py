@@ -14,6 +14,7 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention, GPTJModel
 from hf_posenc.attention import eager_attention as eager_attention_forward  # stands beside the attention below
 from hf_posenc.encodings import Encoding, Geometry, Rope
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import held
 from hf_posenc.positions import find_cache
 from hf_posenc.rotation import Pairs
 
@@ -67,7 +68,7 @@ class GPTJPatch(Patch):
             rotary_dim=config.rotary_dim or config.n_embd // config.n_head,
             rope_theta=THETA,
             max_position_embeddings=config.n_positions,
-            embedding_rms=lambda: rms(backbone.wte.weight),
+            embedding_rms=lambda: rms(held(backbone.wte)),
         )
 
     def own_reach(self, config: Any) -> int | None:

@@ -18,6 +18,7 @@ from transformers.masking_utils import create_causal_mask
 from hf_posenc.encodings import Encoding, Geometry, Rotation
 from hf_posenc.errors import StateError
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import execution_device
 from hf_posenc.positions import Call, DescribeCall, RememberPositions, find_cache, find_tokens, named_arguments
 from hf_posenc.rotation import HALVES, Pairs
 
@@ -105,7 +106,8 @@ class HandOver(DescribeCall):
         tokens, n = find_tokens(kwargs)
         known = inspect.signature(create_causal_mask).parameters
         cache = {"cache" if "cache" in known else "past_key_values": find_cache(kwargs)}
-        embeds = module.get_input_embeddings().weight.new_empty(tokens.shape[0], n, 1)
+        words = module.get_input_embeddings()
+        embeds = words.weight.new_empty(tokens.shape[0], n, 1, device=execution_device(words))
         return create_causal_mask(
             config=module.config,
             inputs_embeds=embeds,

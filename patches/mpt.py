@@ -13,6 +13,7 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
 from hf_posenc.encodings import Encoding, Geometry
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import held
 from hf_posenc.positions import find_cache
 
 from .base import Patch, add_to_embedding, causal_refusal, prove_added, rms, table_refusal, whole_refusal
@@ -66,7 +67,7 @@ class MptPatch(Patch):
             rotary_dim=config.hidden_size // config.n_heads,
             rope_theta=None,
             max_position_embeddings=config.max_seq_len,
-            embedding_rms=lambda: rms(backbone.wte.weight),
+            embedding_rms=lambda: rms(held(backbone.wte)),
             alibi_bias_max=bias_max if bias_max != 8 else None,
         )
 

@@ -22,6 +22,7 @@ from hf_posenc.encodings import (
     Yarn,
 )
 from hf_posenc.errors import OptionError, StateError, UnsupportedError
+from hf_posenc.offload import held
 
 from .base import turns_early
 
@@ -157,10 +158,10 @@ def refuse_scaled(encoding: Encoding, parameters: dict[str, Any], now: int) -> N
 def check_buffers(rotary: Any, config: Any) -> None:
     """Raise where the rotary module's frequencies are not those of its config: weights on meta, or never filled in."""
     wanted = dict(type(rotary)(config).named_buffers())
-    for name, found in rotary.named_buffers():
+    for name, _ in rotary.named_buffers():
         if grows(rotary, name):  # a type that changes its frequencies in a call keeps them beside as they were
             continue
-        check_buffer(name, found, wanted[name])
+        check_buffer(name, held(rotary, name), wanted[name])
 
 
 def grows(rotary: Any, name: str) -> bool:

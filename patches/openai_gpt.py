@@ -15,6 +15,7 @@ from transformers.models.openai.modeling_openai import Attention, OpenAIGPTModel
 
 from hf_posenc.encodings import Encoding, Geometry, Learned
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import held
 from hf_posenc.positions import FillPositions
 
 from .base import Patch, causal_refusal, expect, rms, whole_refusal
@@ -66,7 +67,7 @@ class OpenAIGPTPatch(Patch):
             rotary_dim=config.n_embd // config.n_head,
             rope_theta=None,
             max_position_embeddings=config.n_positions,
-            embedding_rms=lambda: rms(backbone.tokens_embed.weight),
+            embedding_rms=lambda: rms(held(backbone.tokens_embed)),
         )
 
     def own_reach(self, config: Any) -> int | None:

@@ -14,6 +14,7 @@ from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoder, OPTLe
 from hf_posenc.encodings import Encoding, Geometry, Learned, Rotation
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import BoundedEmbedding, SilentEmbedding, SinusoidalEmbedding
+from hf_posenc.offload import held
 from hf_posenc.positions import Call, FillPositions
 
 from .base import Patch, attention_refusal, describe_calls, expect, rms, turns_before_cache, whole_refusal
@@ -122,7 +123,7 @@ class OPTPatch(Patch):
 
 def entering_rms(backbone: Any) -> float:
     """Root mean square of what positions are added to: the embedding, projected where that is narrower."""
-    weight = backbone.embed_tokens.weight
+    weight = held(backbone.embed_tokens)
     if backbone.project_in is None:
         return rms(weight)
     with torch.no_grad():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hf_posenc.encodings import Encoding, Geometry, Learned, Sinusoidal
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import BoundedEmbedding, SilentEmbedding, SinusoidalEmbedding
+from hf_posenc.offload import held
 
 from .base import expect
 
@@ -43,7 +44,7 @@ def insert_in_table(
     if not isinstance(encoding, (Learned, Sinusoidal)):
         ledger.swap_class(old, kinds.stock, kinds.silent)
         return None
-    table = new_rows(old.weight, encoding, geometry, offset) if isinstance(encoding, Learned) else None
+    table = new_rows(held(old), encoding, geometry, offset) if isinstance(encoding, Learned) else None
     if table is None:
         ledger.swap_class(old, kinds.stock, kinds.bounded if isinstance(encoding, Learned) else kinds.sinusoidal)
         ledger.set_attribute(old, "offset", offset)

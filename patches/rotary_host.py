@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hf_posenc.encodings import Distance, Encoding, Geometry, Ntk, Rope, Rotation, Segmented
 from hf_posenc.errors import OptionError
 from hf_posenc.ledger import Ledger
+from hf_posenc.offload import held
 from hf_posenc.positions import FillPositions
 from hf_posenc.rotation import Pairs
 
@@ -94,7 +95,7 @@ class RotaryHostPatch(Patch):
             rotary_dim=self.width(config),
             rope_theta=self.parameters(config)["rope_theta"],
             max_position_embeddings=config.max_position_embeddings,
-            embedding_rms=lambda: scale * rms(embedding.weight),
+            embedding_rms=lambda: scale * rms(held(embedding)),
         )
 
     def parameters(self, config: Any) -> dict[str, Any]:

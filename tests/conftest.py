@@ -1,5 +1,6 @@
 """Settings of all tests: one thread a process (tiny models are slower on more), and no progress bars."""
 
+import importlib.util
 import os
 
 import pytest
@@ -9,6 +10,10 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# tests of what need not be installed
+_NEEDED = {"test_quantized.py": "bitsandbytes", "test_example_trl.py": "trl"}
+collect_ignore = [file for file, package in _NEEDED.items() if importlib.util.find_spec(package) is None]
 
 # of these all pairs are tested in the long run, and one a host now: they share their code, and differ in their maps
 _ONE_A_HOST = ("rerope", "self_extend", "dual_chunk", "leaky_rerope", "xpos")

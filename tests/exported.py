@@ -29,8 +29,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 def positions(model, mask):
-    # a stock GPT-2 ignores padding unless it is told
-    own_table = type(model).__name__ == "GPT2LMHeadModel"
+    # a stock GPT ignores padding unless it is told
+    own_table = type(model).__name__ in ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel")
     return {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if own_table else {}
 
 folders, inputs, out = json.loads(sys.argv[1]), load_file(sys.argv[2]), sys.argv[3]

@@ -51,7 +51,7 @@ def test_the_config_in_memory_is_the_hosts_own(pair: Pair, tmp_path: Path) -> No
         assert type(other) is type(config) and other.to_dict() == config.to_dict()
         other.save_pretrained(tmp_path / "config")
         assert is_marked(config_of(tmp_path / "config"))
-    assert AutoModelForCausalLM._model_mapping[type(config)] is type(model)
+    assert issubclass(AutoModelForCausalLM._model_mapping[type(config)], type(model))
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(logits(twin, tiny_ids(40)), logits(model, tiny_ids(40)))
         unpatch_model(twin)
@@ -201,4 +201,18 @@ def test_an_adapter_over_a_patched_checkpoint(tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     assert get_encoding(loaded) == get_encoding(model)
+    assert torch.equal(logits(loaded, tiny_ids(40)), logits(model, tiny_ids(40)))
+
+
+def test_the_exported_folder_is_all_that_a_hub_needs(tmp_path: Path) -> None:
+    """Plain files side by side, as a hub takes them, with code, card, tokenizer and record; loaded where they land."""
+    model = hf_posenc.from_pretrained(demo.model_path("llama"), encoding="alibi")
+    files = list(hf_posenc.export(model, tmp_path / "out").path.iterdir())
+    needed = {"config.json", "model.safetensors", "modeling_posenc.py", "README.md", "tokenizer.json"}
+    assert needed <= {file.name for file in files}
+    (tmp_path / "down").mkdir()
+    for file in files:
+        assert file.is_file() and not file.name.startswith(".")
+        (tmp_path / "down" / file.name).write_bytes(file.read_bytes())
+    loaded = hf_posenc.from_pretrained(tmp_path / "down")
     assert torch.equal(logits(loaded, tiny_ids(40)), logits(model, tiny_ids(40)))

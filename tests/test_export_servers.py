@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import export_table
 import gguf
 import numpy as np
 import oracle
@@ -201,3 +202,9 @@ def test_files_that_cannot_be_completed(tokenizer: Any, tmp_path: Path) -> None:
     plain = export(tiny_model("llama"), tmp_path / "plain", "gguf", tokenizer=tokenizer)
     assert not gguf_file.complete(broken, plain.path), "nothing that it could lack"
     assert sorted(tmp_path.glob(".gguf*")) == []
+
+
+def test_the_page_shows_this_table() -> None:
+    """docs/serve.md; `python tests/export_table.py` writes it."""
+    found = export_table.TABLE.search(export_table.PAGE.read_text())
+    assert found is not None and found[2] == export_table.export_table()

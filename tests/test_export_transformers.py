@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import other_hosts
 import pytest
 import snapshots
 import torch
 from exported import alone, here
-from pairs import NATIVE, PAIRS, SHAPES, Pair, difference, logits
+from hosts import NOT_HELD, PRESENT, host_pair
+from pairs import ENCODINGS, NATIVE, PAIRS, SHAPES, Pair, difference, logits
 from tiny import LENGTH, tiny_ids, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.dynamic_module_utils import get_imports
@@ -20,6 +22,7 @@ from transformers.dynamic_module_utils import get_imports
 import hf_posenc
 from hf_posenc import demo, export, get_encoding, list_architectures, patch_model
 from hf_posenc.exporting import bundle
+from hf_posenc.exporting.targets import row, subject
 from hf_posenc.marking import OWN_CODE
 from hf_posenc.patches import find_patch
 
@@ -30,11 +33,11 @@ def exported(pairs: list[Pair], tmp_path: Path) -> tuple[dict[str, str], dict[st
     """Folders by pair, and what the models give here."""
     folders, want = {}, {}
     for pair in pairs:
-        model = pair.patched()
-        kind = "config" if pair.native else "code"
+        model, native = pair.patched(), getattr(pair, "native", None)
+        kind = row(subject(model))[0].how
+        assert native is None or kind == ("config" if native else "code")
         folders[str(pair)] = str(tmp_path / f"{pair}-{kind}")
-        made = export(model, folders[str(pair)])
-        assert made.verdict.how == kind
+        export(model, folders[str(pair)])
         want |= {f"{pair}{key}": value for key, value in here(model).items()}
     return folders, want
 
@@ -53,6 +56,16 @@ def check(pairs: list[Pair], tmp_path: Path) -> None:
 def test_without_the_package(tmp_path: Path) -> None:
     """Some pairs with code of their own, of all hosts and seams, and one without."""
     check([*OWN_CODE_PAIRS[1::5], Pair("llama", "alibi"), Pair("llama", "yarn", {"factor": 4})], tmp_path)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("host", [*PRESENT, "others"])
+def test_the_other_hosts_without_the_package(host: str, tmp_path: Path) -> None:
+    """Every encoding on every rotary decoder; and on the hosts that are no rotary decoders, and generate."""
+    pairs: list[Any] = [pair for pair in other_hosts.PAIRS if pair.host not in other_hosts.ENCODERS]
+    if host != "others":
+        pairs = [host_pair(host, name) for name in ENCODINGS if (host, name) not in NOT_HELD]
+    check(pairs, tmp_path)
 
 
 @pytest.mark.extended

@@ -18,14 +18,14 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # bottom to top; a module may import from its own layer and from those below it
 LAYERS = [
-    ["errors", "auto", "marking", ""],
+    ["errors", "auto", "marking", "offload", "versions", ""],
     ["encodings"],
     ["registry", "ledger", "rotation", "late", "views", "viewed", "biases", "flex_bias", "linear_bias"],
     ["attention", "modules", "turned_keys"],
     ["positions", "record"],
     ["patches", "formulas", "reference_bias", "eval_tasks"],
     ["patching"],
-    ["checkpoint", "owned"],
+    ["checkpoint", "owned", "adapters"],
     ["probe"],
     ["verification", "evaluate", "report", "exporting"],
     ["demo", "finetuning", "search"],

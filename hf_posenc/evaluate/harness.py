@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hf_posenc.errors import OptionError, ReachError
 from hf_posenc.evaluate.limits import UNLIMITED, reach
-from hf_posenc.modules import quiet_peft
 
 try:
     from lm_eval.api.registry import register_model
@@ -129,6 +128,7 @@ class PosencLM(HFLM):  # type: ignore[misc]
     def _create_model(self, pretrained: str, *args: Any, **kwargs: Any) -> None:
         """Base, then encoding, then adapter, on the device."""
         import hf_posenc
+        from hf_posenc import adapters
         from hf_posenc.checkpoint import POSENC_CONFIG, read_beside
 
         assert not args, "lm-eval names every argument"
@@ -146,10 +146,7 @@ class PosencLM(HFLM):  # type: ignore[misc]
         options = self._options if isinstance(encoding, str) else None
         model = hf_posenc.from_pretrained(pretrained, encoding=encoding, options=options, **given)
         if peft:
-            from peft import PeftModel
-
-            with quiet_peft():
-                model = PeftModel.from_pretrained(model, peft)
+            model = adapters.attach(model, peft)
         self._model = model if split else model.to(self.device)
         self._config = self._model.config
 

@@ -68,7 +68,7 @@ def export(
         raise CheckpointError(f"{target} needs a tokenizer, and none lies beside the model; give tokenizer=…")
     notes = remarks(about, found)
     with written_beside(place) as folder:
-        write_weights(model, folder, max_shard_size)
+        write_weights(model, folder, max_shard_size, legacy=verdict.how != "code")
         notes += write_config(model, about, verdict, folder)
         if found is not None:
             found.save_pretrained(folder)
@@ -118,10 +118,14 @@ def config_kept(model: Any) -> Iterator[None]:
         vars(model.config).update(before)
 
 
-def write_weights(model: Any, folder: Path, max_shard_size: int | str | None) -> None:
-    """Weights, config and generation config, as the library writes them."""
+def write_weights(model: Any, folder: Path, max_shard_size: int | str | None, legacy: bool) -> None:
+    """Weights, config and generation config, as the library writes them.
+
+    `legacy`: with the names that the weights of some hosts have on disk alone; they are not looked for by own code.
+    """
     with config_kept(model):
-        model.save_pretrained(folder, max_shard_size=max_shard_size or shard_size(model))
+        size = max_shard_size or shard_size(model)
+        model.save_pretrained(folder, max_shard_size=size, save_original_format=legacy)
 
 
 def write_config(model: Any, about: Subject, verdict: Verdict, folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from hf_posenc import adapters
 from hf_posenc.checkpoint import POSENC_CONFIG, read_beside
 from hf_posenc.encodings import Learned
 from hf_posenc.errors import CheckpointError, OptionError, StateError, unknown
@@ -160,18 +161,15 @@ def base_name(model: Any) -> str:
 
 def load_adapter(model: Any, folder: str) -> Any:
     """The model with the adapter in `folder`, to be trained on; base and encoding must be those it was made for."""
-    from peft import PeftConfig, PeftModel
-
     path = Path(folder).expanduser()
     if not (path / "adapter_config.json").is_file() or not (path / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{folder} holds no adapter (adapter_config.json with adapter_model.safetensors)")
     check_encoding(path, get_encoding(model))
-    base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
+    base = adapters.read(path).base_model_name_or_path
     if base and base != base_name(model):
         raise OptionError(f"the adapter in {folder} was made for {base}, not for {base_name(model)}; give that model")
     try:
-        with quiet_peft():
-            return PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        return adapters.attach(model, path, is_trainable=True)
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())
         raise OptionError(f"the adapter in {folder} does not fit this model: {said:.300}") from error
