@@ -67,6 +67,9 @@ def test_list_architectures_is_the_support_matrix() -> None:
     result = run("list", "--architectures")
     assert result.exit_code == 0
     assert all(name in result.stdout for name in [*hf_posenc.list_architectures(), "dynamic_yarn"])
+    pairs = [(a, row.name) for a in hf_posenc.list_architectures() for row in hf_posenc.list_encodings()]
+    refused = [pair for pair in pairs if not hf_posenc.support(*pair)]
+    assert f"{len(refused)} of {len(pairs)} pairs are refused" in result.stdout and len(refused) == 14
 
 
 def test_patch_saves_a_model_that_loads_patched(yarn: tuple[Path, Result]) -> None:

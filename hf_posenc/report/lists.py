@@ -15,9 +15,11 @@ def option_lines(row: Any) -> list[str]:
     from dataclasses import MISSING, fields
     from typing import Literal, get_args, get_origin, get_type_hints
 
+    from hf_posenc.encodings import ADD_ONS
+
     hints, lines = get_type_hints(row.cls), []
     for field in fields(row.cls):
-        if field.name in SHARED_OPTIONS:
+        if field.name in (*SHARED_OPTIONS, *ADD_ONS):
             continue
         kinds = get_args(hints[field.name]) or (hints[field.name],)
         kinds = (hints[field.name],) if get_origin(hints[field.name]) is Literal else kinds
@@ -43,25 +45,34 @@ def encodings_table() -> tuple[Table, str]:
         table.add_row(row.name, "\n".join(option_lines(row)), f"{row.seam}: {row.summary}", row.paper)
     shared = (
         "Every rotation also takes rope_theta (default: the host's) and original_max_position_embeddings, the trained "
-        "length (default: the config's; BLOOM states none)."
+        "length (default: the config's; BLOOM states none); and the add-ons resonance=True (wavelengths of whole "
+        "tokens) and logn=True (far queries scaled by ln n / ln L), which alibi and nope take as well."
     )
     return table, shared
 
 
 def support_table() -> tuple[Table, list[str]]:
-    """Architectures by encoding, and a line with the reason for each pair that is refused."""
+    """How many encodings each architecture takes, and which not; how many pairs are refused, and each reason once."""
     from rich.table import Table
 
     import hf_posenc
 
     rows = hf_posenc.list_encodings()
-    table = Table(title="Architectures (model_type) by encoding", title_justify="left")
-    table.add_column("architecture", no_wrap=True)
-    for row in rows:
-        table.add_column(row.name, justify="center")
-    reasons = []
-    for architecture in hf_posenc.list_architectures():
+    table = Table(title=f"Architectures (model_type), of {len(rows)} encodings", title_justify="left")
+    for column in ("architecture", "takes", "refuses"):
+        table.add_column(column, no_wrap=column == "architecture")
+    reasons: dict[str, dict[str, list[str]]] = {}
+    hosts = hf_posenc.list_architectures()
+    refused = 0
+    for architecture in hosts:
         answers = {row.name: hf_posenc.support(architecture, row.name) for row in rows}
-        table.add_row(architecture, *("yes" if answer.ok else "no" for answer in answers.values()))
-        reasons += [f"{name} on {architecture}: {answer.reason}" for name, answer in answers.items() if not answer.ok]
-    return table, reasons
+        without = {name: answer.reason for name, answer in answers.items() if not answer.ok}
+        table.add_row(architecture, "all" if not without else f"{len(rows) - len(without)}", ", ".join(without))
+        for name, reason in without.items():
+            reasons.setdefault(reason, {}).setdefault(name, []).append(architecture)
+        refused += len(without)
+    said = [f"{refused} of {len(hosts) * len(rows)} pairs are refused, each with a reason:"]
+    for reason, names in reasons.items():
+        on = sorted({host for found in names.values() for host in found})
+        said.append(f"{', '.join(names)} on {', '.join(on)}: {reason}")
+    return table, said
