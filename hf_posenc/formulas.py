@@ -168,10 +168,12 @@ def pair_errors(backbone: Any, encoding: Distance, positions: Tensor, patch: Pat
     assert call.views is not None
     seen, found = call.views, []
     distance = encoding.distance(positions, positions, seen.both_ways)[0]
-    if call.cos is not None and call.sin is not None:
+    tables = patch.tables(backbone, positions) if encoding.stores_turned else None
+    if tables is None and call.cos is not None and call.sin is not None:
+        tables = call.cos.chunk(2, -1)[0], call.sin.chunk(2, -1)[0]
+    if tables is not None:
         waiting = encoding.stored(positions)
-        tables = patch.tables(backbone, positions) or (call.cos, call.sin)
-        inv_freq = encoding.inv_freq(call.cos.shape[-1])[0].double()
+        inv_freq = encoding.inv_freq(2 * tables[0].shape[-1])[0].double()
         found.append(phase_error(*tables, inv_freq, 1.0, waiting))
         distance = distance - (waiting[0].double()[:, None] - waiting[0].double())
     gap = (seen.query_places[..., None] - seen.key_places[:, None])[0]
