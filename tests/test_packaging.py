@@ -18,7 +18,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # bottom to top; a module may import from its own layer and from those below it
 LAYERS = [
-    ["errors", "auto", "marking", ""],
+    ["errors", "auto", "marking", "offload", "versions", "adapters", ""],
     ["encodings"],
     ["registry", "ledger", "rotation", "late"],
     ["attention", "modules"],
