@@ -40,7 +40,7 @@ def read(folder: str | os.PathLike[str]) -> Any:
 
     file = Path(folder, ADAPTER_CONFIG)
     try:
-        return PeftConfig.from_peft_type(**unmarked(json.loads(file.read_text(encoding="utf-8"))))
+        return PeftConfig.from_peft_type(**unmarked(dict(json.loads(file.read_text(encoding="utf-8")))))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 

@@ -54,8 +54,9 @@ def check(pairs: list[Pair], tmp_path: Path) -> None:
 
 
 def test_without_the_package(tmp_path: Path) -> None:
-    """Some pairs with code of their own, of all hosts and seams, and one without."""
-    check([*OWN_CODE_PAIRS[1::5], Pair("llama", "alibi"), Pair("llama", "yarn", {"factor": 4})], tmp_path)
+    """Some with code of their own, of all hosts and seams, one whose weights have other names on disk, one without."""
+    others = [host_pair("gpt_neox", "alibi"), Pair("llama", "alibi"), Pair("llama", "yarn", {"factor": 4})]
+    check([*OWN_CODE_PAIRS[1::5], *others], tmp_path)
 
 
 @pytest.mark.extended

@@ -35,9 +35,9 @@ def base_of(path: str) -> str:
     """The base model that an adapter's folder names; any other path as it is."""
     if not Path(path, "adapter_config.json").is_file():
         return path
-    from peft import PeftConfig
+    from hf_posenc import adapters
 
-    return str(PeftConfig.from_pretrained(path).base_model_name_or_path or path)
+    return str(adapters.read(path).base_model_name_or_path or path)
 
 
 def find_tokenizer(name: str, **kwargs: Any) -> Any:
