@@ -74,7 +74,7 @@ $(LLAMACPP)/.installed:
 	$(LLAMACPP)/bin/pip install --quiet $(LLAMACPP)/source/*.tar.gz
 	touch $@
 
-# Time and memory beside stock models on this machine's CPU, in ten minutes; let nothing else run.
+# Time and memory beside stock models on this machine's CPU, in twelve minutes; let nothing else run.
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/by_length.py
