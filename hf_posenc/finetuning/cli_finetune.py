@@ -133,7 +133,8 @@ def finetune_command(
         raise OptionError(f"{', '.join(options)} without --encoding: name the encoding that takes it")
     if encoding is not None:  # another encoding's options would not fit
         values["encoding"] = {}
-    given = {**dict(map(parse_option, training or [])), "max_steps": steps, "learning_rate": learning_rate}
+    own = {"max_steps": steps, "learning_rate": learning_rate, "per_device_train_batch_size": batch_size}
+    given = training_group(dict(map(parse_option, training or [])), without_none(own))
     flags: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
@@ -159,10 +160,25 @@ def finetune_command(
             "embeddings": embeddings,
             "quantize": quantize,
         },
-        "training": {**given, "per_device_train_batch_size": batch_size},
+        "training": given,
         "evaluation": {"lengths": eval_lengths, "text": eval_text, "tasks": eval_tasks, "every": eval_every},
     }
     _finetune(Settings.of(merged(values, without_none(flags))), out, restart)
+
+
+OWN_FLAGS = {"max_steps": "--steps", "learning_rate": "--learning-rate", "per_device_train_batch_size": "--batch-size"}
+
+
+def training_group(fields: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The fields of --training and of the flags for some of them; raises `OptionError` where the two disagree."""
+    from hf_posenc.errors import OptionError
+
+    for key in own:
+        if key in fields and fields[key] != own[key]:
+            raise OptionError(
+                f"--training {key}={fields[key]} and {OWN_FLAGS[key]} {own[key]} are the same setting; give one of them"
+            )
+    return {**fields, **own}
 
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:

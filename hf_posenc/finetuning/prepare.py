@@ -34,6 +34,9 @@ def defaults(settings: Settings) -> dict[str, Any]:
     steps = settings.training.get("max_steps", 200)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise OptionError(f"steps (max_steps)={steps!r}: give a whole number of at least 1")
+    rate = settings.training.get("learning_rate", 0.0)
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        raise OptionError(f"learning_rate={rate!r}: give a number")
     ours = {
         "max_steps": steps,
         "learning_rate": 2e-5 if settings.lora.full else 2e-4,

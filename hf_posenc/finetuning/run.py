@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -120,6 +121,8 @@ def run(
     callbacks: Iterable[Any] = (),
 ) -> FinetuneResult:
     """As `finetune`, with the settings in one piece; `model` None loads `settings.model`."""
+    if settings.merge and settings.lora.full:
+        raise OptionError("merge with full: every weight is trained and saved as it is, there is no adapter to merge")
     settings = replace(settings, training=defaults(settings))
     folder = output.prepare(os.fspath(out))
     arguments = make_arguments(settings.training, folder)
@@ -180,6 +183,7 @@ def begin(folder: Path, settings: Settings, identity: dict[str, Any], *, restart
         (folder / output.RESULTS).unlink(missing_ok=True)
     for name in checkpoints.remove_broken(folder):
         print(f"{name} was not written to its end, and is removed")
+    shutil.rmtree(folder / output.MERGED, ignore_errors=True)  # an earlier part's, which more training would belie
     write_settings(settings, folder)
     checkpoints.write_identity(folder, identity)
 
