@@ -30,6 +30,7 @@ from .patching import PatchState, drop_spent_quantization, find_backbone, get_en
 from .registry import ENCODINGS, create
 
 POSENC_CONFIG = "posenc_config.json"
+OWN_POSITIONS = {"encoding": None}  # beside an adapter that was trained with its base's own positions
 _HUB = (
     "cache_dir",
     "revision",
@@ -201,17 +202,25 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
     if not (path / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{path} holds no adapter_model.safetensors; adapters are read from safetensors only")
     model = from_pretrained(base, auto_class=auto_class, **kwargs)
+    if wanted is None and get_encoding(model) is not None:
+        raise CheckpointError(
+            f"the adapter in {path} was trained with its base's own positions, and {base} is now patched with "
+            f"{get_encoding(model).name}; give the base that it was trained on"  # type: ignore[union-attr]
+        )
     if get_encoding(model) != wanted:
         model = from_pretrained(base, encoding=wanted, auto_class=auto_class, **kwargs)
     return adapters.attach(model, path)
 
 
-def read_beside(file: Path) -> Encoding:
-    """The encoding named by a `posenc_config.json`."""
+def read_beside(file: Path) -> Encoding | None:
+    """The encoding named by a `posenc_config.json`, or None where it says that the host's own was left in place."""
     try:
         raw = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+    if raw == OWN_POSITIONS:
+        return None
 
     class Holder:
         hf_posenc = raw
@@ -242,8 +251,9 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> 
         folder.mkdir(parents=True, exist_ok=True)
         raw = getattr(backbone.config, record.KEY, None)
         (folder / POSENC_CONFIG).unlink(missing_ok=True)
-        if raw is not None:
-            (folder / POSENC_CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
+        if raw is not None or getattr(model, "peft_config", None):
+            beside = OWN_POSITIONS if raw is None else raw
+            (folder / POSENC_CONFIG).write_text(json.dumps(beside, indent=2) + "\n")
         model.save_pretrained(str(folder), **kwargs)
         adapters.mark(folder, None if raw is None else raw["encoding"])
     except OSError as error:

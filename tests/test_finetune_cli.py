@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 import hf_posenc
 from hf_posenc.cli import app
+from hf_posenc.errors import PosencError
 from hf_posenc.finetuning.settings import Settings
 
 SHORT = ("--max-length", 48, "--steps", 3, "--training", "logging_steps=1", "--training", "disable_tqdm=true")
@@ -49,6 +50,48 @@ def test_a_run_measures_before_and_after_merges_and_can_be_repeated(base: Path, 
     stored = yaml.safe_load((tmp_path / "again" / "finetune.yaml").read_text())
     assert stored["lora"]["r"] == 2 and stored["encoding"] == {"name": "yarn", "factor": 4, "beta_fast": 16}
     Settings.of({key: value for key, value in stored.items() if key != "versions"})
+
+
+def test_fields_of_training_count_as_their_flags_do_and_before_a_file(base: Path, tmp_path: Path) -> None:
+    common = (base / "llama", "--data", base / "text.txt", "--max-length", 48, "--training", "disable_tqdm=true")
+    fields = ("max_steps=2", "learning_rate=0.01", "per_device_train_batch_size=2")
+    given = [word for field in fields for word in ("--training", field)]
+    assert run(*common, *given, "--out", tmp_path / "a").exit_code == 0
+    found = yaml.safe_load((tmp_path / "a" / "finetune.yaml").read_text())["training"]
+    assert [found[field.partition("=")[0]] for field in fields] == [2, 0.01, 2]
+    assert json.loads((tmp_path / "a" / "results.json").read_text())["steps"] == 2
+    file = ("--config", tmp_path / "a" / "finetune.yaml", "--training", "learning_rate=0.02", "--steps", 1)
+    assert run(*file, "--out", tmp_path / "b").exit_code == 0
+    found = yaml.safe_load((tmp_path / "b" / "finetune.yaml").read_text())["training"]
+    assert (found["max_steps"], found["learning_rate"], found["per_device_train_batch_size"]) == (1, 0.02, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--training", "max_steps=2", "--steps", 3), "the same setting"),
+        (("--training", "learning_rate=abc"), "give a number"),
+        (("--full", "--merge"), "no adapter to merge"),
+        (("--training", "report_to=nosuchtracker"), "nosuchtracker is not supported"),
+        (("--data", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_a_refused_run_says_why_and_leaves_no_folder(
+    base: Path, tmp_path: Path, wrong: tuple[object, ...], said: str
+) -> None:
+    data = () if "--data" in wrong else ("--data", base / "text.txt")
+    result = run(base / "llama", *data, "--max-length", 48, *wrong, "--out", tmp_path / "out")
+    assert isinstance(result.exception, PosencError | SystemExit) and result.exit_code != 0
+    assert said in f"{result.exception} {result.output}" and not (tmp_path / "out").exists()
+
+
+def test_more_training_removes_what_was_merged_before(base: Path, tmp_path: Path) -> None:
+    common = (base / "llama", "--data", base / "text.txt", "--max-length", 48, "--training", "disable_tqdm=true")
+    assert run(*common, "--steps", 1, "--merge", "--out", tmp_path).exit_code == 0
+    for folder in (tmp_path, tmp_path / "merged"):  # of a model with its own positions, too
+        assert hf_posenc.get_encoding(hf_posenc.from_pretrained(folder)) is None
+    assert run(*common, "--steps", 2, "--out", tmp_path).exit_code == 0
+    assert not (tmp_path / "merged").exists()
 
 
 @pytest.mark.parametrize("mode", ["packed", "pose", "randomized"])

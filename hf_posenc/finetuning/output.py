@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,20 @@ def prepare(out: str | Path) -> Path:
         return prepare_folder(out)
     except OSError as error:
         raise CheckpointError(f"cannot write to {out}: {error}") from error
+
+
+@contextmanager
+def leaves_nothing(out: str | Path) -> Iterator[None]:
+    """A folder that was not there before and is still empty goes when the block is refused."""
+    folder = Path(out).expanduser()
+    new = not folder.exists()
+    try:
+        yield
+    except BaseException:
+        if new:
+            with suppress(OSError):  # it holds something, or was never made
+                folder.rmdir()
+        raise
 
 
 def tables(result: FinetuneResult) -> list[Any]:

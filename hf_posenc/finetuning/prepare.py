@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from hf_posenc.errors import OptionError, StateError, unknown
 from hf_posenc.evaluate import loading
@@ -68,8 +69,11 @@ def make_arguments(training: Mapping[str, Any], folder: Path) -> TrainingArgumen
         if key not in known:
             raise unknown("training argument", key, known)
     try:
-        return TrainingArguments(output_dir=str(folder), remove_unused_columns=False, **training)
-    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        arguments = TrainingArguments(output_dir=str(folder), remove_unused_columns=False, **training)
+        for tracker in get_reporting_integration_callbacks(arguments.report_to):
+            tracker()  # one that is not known or not installed says so here, before anything is written
+        return arguments
+    except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise OptionError(f"training: {' '.join(str(error).split())}") from error
 
 

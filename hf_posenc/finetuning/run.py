@@ -121,6 +121,21 @@ def run(
     callbacks: Iterable[Any] = (),
 ) -> FinetuneResult:
     """As `finetune`, with the settings in one piece; `model` None loads `settings.model`."""
+    with output.leaves_nothing(os.fspath(out)):
+        return prepare_and_train(settings, model, tokenizer, texts, out, restart, chunked, callbacks)
+
+
+def prepare_and_train(
+    settings: Settings,
+    model: Any,
+    tokenizer: Any,
+    texts: Any,
+    out: str | os.PathLike[str],
+    restart: bool,
+    chunked: bool,
+    callbacks: Iterable[Any],
+) -> FinetuneResult:
+    """`run`; all that can be refused is refused before anything is written."""
     if settings.merge and settings.lora.full:
         raise OptionError("merge with full: every weight is trained and saved as it is, there is no adapter to merge")
     settings = replace(settings, training=defaults(settings))
