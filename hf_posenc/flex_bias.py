@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .biases import TABLE, distances_between, whole
 from .errors import UnsupportedError
@@ -29,17 +30,27 @@ class FlexBias:
         return self.values[head, self.furthest - distance]
 
 
+def release_takes_bias() -> bool:
+    """Whether the host library's FlexAttention adds a bias that is handed to it."""
+    return "position_bias" in inspect.signature(ALL_ATTENTION_FUNCTIONS["flex_attention"]).parameters
+
+
+def no_bias(name: str) -> str:
+    """What to say where it does not."""
+    return (
+        f"this release of Transformers takes no bias in FlexAttention, and {name} needs one; "
+        "model.set_attn_implementation('sdpa')"
+    )
+
+
 def flexed(
     forward: Callable[..., Attended], call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float
 ) -> Attended:
     """FlexAttention with the bias looked up in its kernel; one that is no curve of the distance, as a tensor."""
     bias, keys = call.bias, key.shape[2]
     assert bias is not None
-    if "position_bias" not in inspect.signature(forward.func).parameters:  # type: ignore[attr-defined]
-        raise UnsupportedError(
-            f"this release of Transformers takes no bias in FlexAttention, and {bias.encoding.name} needs one; "
-            "model.set_attn_implementation('sdpa')"
-        )
+    if not release_takes_bias():
+        raise UnsupportedError(no_bias(bias.encoding.name))
     wanted = bias.tuned or (torch.is_grad_enabled() and query.requires_grad)
     if query.device.type == "cpu" and wanted:
         raise UnsupportedError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .encodings.distance import Distance, Position, View, zero
-from .rotation import HALVES, Pairs
+from .rotation import HALVES, Pairs, cos_sin
 
 VIEW_BLOCK = 256  # queries: scores of 256 × keys at once, and few keys at a border that are looked at twice
 STEEPEST = 4.0  # how far the factors of a decay may go from 1 on the queries of a block: e^4
@@ -121,9 +121,7 @@ def describe(
 
 def table(inv_freq: Tensor, positions: Tensor, first: int = 0) -> Table:
     """cos and sin of `positions` (batch or 1, slots), which may be fractions."""
-    angles = positions[..., None].float() * inv_freq
-    angles = torch.cat((angles, angles), dim=-1)
-    return Table(angles.cos(), angles.sin(), first)
+    return Table(*cos_sin(inv_freq, 1.0, positions), first)
 
 
 def for_one_query(

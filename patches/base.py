@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hf_posenc.attention import own_name
 from hf_posenc.encodings import Bias, Distance, Encoding, Geometry, Learned, Rotation, Segmented, Sinusoidal
 from hf_posenc.errors import EffectError, UnsupportedError
+from hf_posenc.flex_bias import no_bias, release_takes_bias
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
 from hf_posenc.offload import held
@@ -123,6 +124,8 @@ def attention_refusal(encoding: Encoding, config: Any) -> str | None:
         return str(error)
     if isinstance(encoding, Segmented) and config._attn_implementation == "flex_attention":
         return "its segments cannot be cut from FlexAttention's block mask; model.set_attn_implementation('sdpa') first"
+    if isinstance(encoding, Bias) and config._attn_implementation == "flex_attention" and not release_takes_bias():
+        return no_bias(encoding.name)
     if isinstance(encoding, Distance) and config._attn_implementation == "flex_attention":
         return "its views cannot be cut from FlexAttention's block mask; model.set_attn_implementation('sdpa') first"
     return None

@@ -20,7 +20,7 @@ from hf_posenc.errors import OptionError
 from hf_posenc.ledger import Ledger
 from hf_posenc.offload import held
 from hf_posenc.positions import FillPositions
-from hf_posenc.rotation import Pairs
+from hf_posenc.rotation import Pairs, cos_sin
 
 from .base import (
     Patch,
@@ -165,8 +165,7 @@ class RotaryHostPatch(Patch):
         if isinstance(encoding, Segmented):
             plain = copy.deepcopy(config)
             rope = Rope(rope_theta=encoding.theta, original_max_position_embeddings=encoding.length)
-            with torch.device("cpu"):  # a model may be put together on meta, where no frequencies can be compared
-                self.edit_config(plain, rope, host)
+            self.edit_config(plain, rope, host)
             return exact(host)(plain)
         waiting = isinstance(encoding, Distance) and encoding.stores_turned
         rotary: Any = (stored if waiting else silent)(host)(config)
@@ -185,7 +184,10 @@ class RotaryHostPatch(Patch):
         default = isinstance(encoding, (Rope, Ntk)) and not encoding.resonance
         if getattr(config, "head_dim", 0) is None and not default:  # which others don't read
             config.head_dim = config.hidden_size // config.num_attention_heads
-        write_parameters(config, encoding, self.width(config), kept, kind, lambda changed: self.turns(host(changed)))
+        with torch.device("cpu"):  # a model may be put together on meta, where no frequencies can be read or compared
+            write_parameters(
+                config, encoding, self.width(config), kept, kind, lambda changed: self.turns(host(changed))
+            )
 
     def turns(self, rotary: Any) -> bool:
         """Whether a rotary module can be called, far out and again."""
@@ -252,13 +254,14 @@ class RotaryHostPatch(Patch):
         """The host's rotary module turns nothing, or what keys wait turned by, in the layers where it must not."""
         for kind in {self.layout.layer_type} if isinstance(encoding, Rotation) else self.layer_types(backbone.config):
             cos, sin = self.tables(backbone, torch.tensor([[0, 7]]), kind)
-            wanted = waiting_angles(encoding, torch.tensor([[0, 7]]), cos.shape[-1])
-            apart = torch.cat((cos.cpu() - wanted.cos(), sin.cpu() - wanted.sin())).abs()
-            expect(float(apart.max()) < 1e-5, "the host's own rotation is still there")
+            wanted = waiting_tables(encoding, torch.tensor([[0, 7]]), cos.shape[-1])
+            apart = max(float((x.cpu() - y).abs().max()) for x, y in zip((cos, sin), wanted))
+            expect(apart < 1e-5, "the host's own rotation is still there")
 
 
-def waiting_angles(encoding: Encoding, positions: Tensor, pairs: int) -> Tensor:
-    """The angles (batch, n, pairs) by which a host whose rotation is taken out turns before its cache takes keys."""
+def waiting_tables(encoding: Encoding, positions: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+    """cos and sin (batch, n, pairs) of a host whose rotation is taken out: of what keys wait turned by, if anything."""
     if not isinstance(encoding, Distance):
-        return torch.zeros(*positions.shape, pairs)
-    return encoding.stored(positions)[..., None].float() * encoding.inv_freq(2 * pairs)[0]
+        return torch.ones(*positions.shape, pairs), torch.zeros(*positions.shape, pairs)
+    cos, sin = cos_sin(*encoding.inv_freq(2 * pairs), encoding.stored(positions))
+    return cos[..., :pairs], sin[..., :pairs]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_posenc.encodings import Distance
 from hf_posenc.modules import ExactBuffers
+from hf_posenc.rotation import cos_sin
 
 
 class ExactRotary(ExactBuffers):
@@ -57,13 +58,13 @@ class StoredRotary(SilentRotary):
         given = layer_type[0] if layer_type else kwargs.get("layer_type")
         if self.silent_type is not None and given != self.silent_type:
             return found
-        inv_freq = self.encoding.inv_freq(2 * self.pairs)[0].to(position_ids.device)
-        angles = self.encoding.stored(position_ids)[..., None].float() * inv_freq
+        tables = cos_sin(*self.encoding.inv_freq(2 * self.pairs), self.encoding.stored(position_ids))
+        cos, sin = (table[..., : self.pairs] for table in tables)
         if isinstance(found, Tensor):
-            return torch.polar(torch.ones_like(angles), angles).to(found.dtype)
+            return torch.complex(cos, sin).to(found.dtype)
         if found[0].shape[-1] != self.pairs:
-            angles = angles.repeat_interleave(2, -1) if self.repeated else torch.cat((angles, angles), -1)
-        return angles.cos().to(found[0].dtype), angles.sin().to(found[1].dtype)
+            cos, sin = (x.repeat_interleave(2, -1) for x in (cos, sin)) if self.repeated else tables
+        return cos.to(found[0].dtype), sin.to(found[1].dtype)
 
 
 @cache

@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 import oracle
+import oracle_biases
 import torch
 from oracle import Rotation
 from oracle_distance import DISTANCES, Distances
-from oracle_models import query_scales
+from oracle_layers import query_scales
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -284,8 +285,8 @@ def host_logits(
         plan.distances = Distances(name, at.numpy(), plan.visible.numpy(), **sizes, **given)
     elif name == "alibi":
         plan.slopes = torch.from_numpy(oracle.slopes(config.num_attention_heads, **given))
-    elif name in oracle.BIASES:
-        plan.bias = torch.from_numpy(oracle.score_bias(name, at.tolist(), config.num_attention_heads, **given))
+    elif name in oracle_biases.BIASES:
+        plan.bias = torch.from_numpy(oracle_biases.score_bias(name, at.tolist(), config.num_attention_heads, **given))
     layer = find(backbone, facts.layers)[0]
     _plan[:] = [plan]
     try:

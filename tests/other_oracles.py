@@ -4,17 +4,17 @@ Each function is given a stock model's weights and config and what is put in its
 model, and nothing comes from the package. A single row without padding; positions count from 0.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import oracle
+import oracle_biases
 import torch
 from numpy.typing import NDArray
-from oracle import Array, Rotation
-from oracle_distance import DISTANCES, Distances
-from oracle_models import (
+from oracle import Array
+from oracle_distance import DISTANCES
+from oracle_layers import (
     Seams,
     State,
     conv1d,
@@ -27,6 +27,7 @@ from oracle_models import (
     softmax,
     turn,
 )
+from other_seams import distances, learned, own_length, rotations, sinusoids, slopes
 
 Turn = Callable[[Array, NDArray[np.int64], Array, float], Array]
 
@@ -208,103 +209,6 @@ FORWARD: dict[str, Callable[[State, Any, NDArray[np.int64], Seams], Array]] = {
     "bert": bert,
     "roberta": bert,
 }
-WORDS = {
-    "mpt": "transformer.wte",
-    "opt": "model.decoder.embed_tokens",
-    "falcon": "transformer.word_embeddings",
-    "gptj": "transformer.wte",
-    "openai-gpt": "transformer.tokens_embed",
-    "bert": "bert.embeddings.word_embeddings",
-    "roberta": "roberta.embeddings.word_embeddings",
-}
-# table, and the row of position 0
-POSITIONS: dict[str, tuple[str, Callable[[Any], int]]] = {
-    "opt": ("model.decoder.embed_positions", lambda config: 2),
-    "openai-gpt": ("transformer.positions_embed", lambda config: 0),
-    "bert": ("bert.embeddings.position_embeddings", lambda config: 0),
-    "roberta": ("roberta.embeddings.position_embeddings", lambda config: config.pad_token_id + 1),
-}
-
-
-def rms(state: State, config: Any) -> float:
-    """Root mean square of what positions are added to."""
-    words = state[f"{WORDS[config.model_type]}.weight"]
-    if "model.decoder.project_in.weight" in state:
-        words = linear(words, state, "model.decoder.project_in")
-    return math.sqrt(np.mean(words**2))
-
-
-def sinusoids(
-    state: State,
-    config: Any,
-    at: NDArray[Any],
-    *,
-    base: float = 10000,
-    layout: Any = "interleaved",
-    scale: Any = "auto",
-) -> Array:
-    factor = rms(state, config) * math.sqrt(2) if scale == "auto" else float(scale)
-    return factor * np.stack([oracle.sinusoid(int(p), config.hidden_size, base, layout) for p in at])
-
-
-def learned(
-    state: State, config: Any, at: NDArray[Any], *, resize: Any = None, factor: Any = None, **fresh: Any
-) -> Array:
-    if fresh or config.model_type not in POSITIONS:
-        return sinusoids(state, config, at)
-    name, first = POSITIONS[config.model_type]
-    table = state[f"{name}.weight"][first(config) :]
-    return table[at] if resize is None else oracle.resize(table, resize, int(at.max()) + 1, factor)[at]
-
-
-def slopes(config: Any, factor: float = 1) -> Array:
-    """The host's own where it has some: MPT's may be steeper, Falcon's are divided with the scores."""
-    count = config.num_attention_heads
-    if config.model_type == "mpt":
-        most, above = config.attn_config.alibi_bias_max, 2 ** math.ceil(math.log2(count))
-        row = [2.0 ** (-most * h / above) for h in range(1, above + 1)]
-        row = row if above == count else (row[1::2] + row[::2])[:count]
-        return np.array(row) / factor
-    return oracle.slopes(count, factor) / (math.sqrt(config.head_dim) if getattr(config, "alibi", False) else 1)
-
-
-def own_length(config: Any) -> int:
-    """The length that a config states, in tokens."""
-    length = getattr(config, "max_seq_len", None) or config.max_position_embeddings
-    return int(length - (config.pad_token_id + 1) if config.model_type == "roberta" else length)
-
-
-def rotary_sizes(config: Any, rope_theta: Any = None, original_max_position_embeddings: Any = None) -> dict[str, Any]:
-    dim = getattr(config, "rotary_dim", None) or config.hidden_size // config.num_attention_heads
-    return {"dim": dim, "theta": rope_theta or 1e4, "length": original_max_position_embeddings or own_length(config)}
-
-
-def rotations(
-    config: Any,
-    name: str,
-    at: NDArray[Any],
-    *,
-    rope_theta: Any = None,
-    original_max_position_embeddings: Any = None,
-    **options: Any,
-) -> list[Rotation]:
-    sizes = rotary_sizes(config, rope_theta, original_max_position_embeddings)
-    return [oracle.rotation(name, int(t), **sizes, **options) for t in at]
-
-
-def distances(
-    config: Any,
-    name: str,
-    at: NDArray[Any],
-    visible: NDArray[np.bool_],
-    both_ways: bool,
-    *,
-    rope_theta: Any = None,
-    original_max_position_embeddings: Any = None,
-    **options: Any,
-) -> Distances:
-    sizes = rotary_sizes(config, rope_theta, original_max_position_embeddings)
-    return Distances(name, at, visible, both_ways=both_ways, **sizes, **options)
 
 
 def reference(model: Any, name: str, options: dict[str, Any], input_ids: Any, positions: Any = None) -> Array:
@@ -327,8 +231,8 @@ def reference(model: Any, name: str, options: dict[str, Any], input_ids: Any, po
         extra["slopes"] = slopes(config, **options)
     elif name in ("sinusoidal", "learned"):
         extra["embedding"] = (sinusoids if name == "sinusoidal" else learned)(state, config, at, **options)
-    elif name in oracle.BIASES:
-        extra["bias"] = oracle.score_bias(name, at.tolist(), config.num_attention_heads, both, **options)
+    elif name in oracle_biases.BIASES:
+        extra["bias"] = oracle_biases.score_bias(name, at.tolist(), config.num_attention_heads, both, **options)
     else:
         assert name == "nope" and not options
     return FORWARD[config.model_type](state, config, ids, Seams(at, visible, **extra))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import oracle
+import oracle_biases
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -115,7 +115,7 @@ def tuned(model: Any, name: str, options: dict[str, Any]) -> Any:
     both_ways = backbone.config.model_type in ("bert", "roberta") and not backbone.config.is_decoder
     heads = backbone.config.num_attention_heads
     with torch.no_grad():
-        for key, value in oracle.bias_parameters(name, heads, both_ways, **options).items():
+        for key, value in oracle_biases.bias_parameters(name, heads, both_ways, **options).items():
             backbone.posenc.get_parameter(key).copy_(torch.from_numpy(value))
     return model
 

@@ -10,6 +10,7 @@ import snapshots
 import torch
 from oracle_models import reference_logits
 from pairs import (
+    BIASES,
     DYNAMIC,
     HOSTS,
     LENGTH,
@@ -31,6 +32,7 @@ from torch import Tensor
 import hf_posenc
 from hf_posenc import get_encoding, patch_model, unpatch_model
 from hf_posenc.errors import UnsupportedError
+from hf_posenc.flex_bias import release_takes_bias
 
 LONG = 80
 
@@ -221,7 +223,7 @@ def test_eager_equals_sdpa(pair: Pair) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", ["alibi", "yarn", "learned", "nope"])
+@pytest.mark.parametrize("name", ["alibi", "yarn", "learned", "nope", *(BIASES if release_takes_bias() else ())])
 def test_flex_attention(name: str, when: str) -> None:
     """On Llama, the only one of the hosts that Transformers offers it for; not compiled, which takes a minute."""
     [pair] = [pair for pair in PAIRS if pair.host == "llama" and pair.name == name]

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import oracle
+import oracle_biases
 import oracle_distance
-import oracle_models
+import oracle_layers
+import oracle_tables
 import pytest
 from oracle import Array
-from pairs import DISTANCES, ENCODINGS, ROTATIONS
+from pairs import BIASES, DISTANCES, ENCODINGS, ROTATIONS
 
 import hf_posenc
 
@@ -203,7 +205,7 @@ def test_rotate_turns_pairs_half_the_width_apart() -> None:
         [2 * math.cos(angle), 0, 2 * math.sin(angle), 0]
     )
     x, inv_freq = np.random.default_rng(0).normal(size=(2, 7, 12)), oracle.frequencies(12, 1e4)
-    turned = oracle_models.turn(x, np.arange(7), inv_freq, 1.5)
+    turned = oracle_layers.turn(x, np.arange(7), inv_freq, 1.5)
     for head in range(2):
         for p in range(7):
             assert turned[head, p] == pytest.approx(oracle.rotate(x[head, p], p, inv_freq, 1.5), rel=1e-12)
@@ -236,30 +238,30 @@ TABLE = np.random.default_rng(0).normal(size=(6, 3))
 
 @pytest.mark.parametrize("rule", ["interpolate", "cubic", "group", "repeat", "hierarchical"])
 def test_resize_by_one_changes_nothing(rule: str) -> None:
-    assert oracle.resize(TABLE, rule, 6, 1) == pytest.approx(TABLE, abs=1e-12)
+    assert oracle_tables.resize(TABLE, rule, 6, 1) == pytest.approx(TABLE, abs=1e-12)
 
 
 def test_resize_rules() -> None:
-    interpolated = oracle.resize(TABLE, "interpolate", 24, 4)
+    interpolated = oracle_tables.resize(TABLE, "interpolate", 24, 4)
     assert interpolated[::4] == pytest.approx(TABLE)
     assert interpolated[5] == pytest.approx(0.75 * TABLE[1] + 0.25 * TABLE[2])
     assert interpolated[20:] == pytest.approx(np.repeat(TABLE[5:], 4, axis=0))
-    assert np.array_equal(oracle.resize(TABLE, "group", 24, 4), np.repeat(TABLE, 4, axis=0))
-    assert np.array_equal(oracle.resize(TABLE, "repeat", 24, 4), np.tile(TABLE, (4, 1)))
+    assert np.array_equal(oracle_tables.resize(TABLE, "group", 24, 4), np.repeat(TABLE, 4, axis=0))
+    assert np.array_equal(oracle_tables.resize(TABLE, "repeat", 24, 4), np.tile(TABLE, (4, 1)))
 
 
 def test_resize_cubic() -> None:
-    resized = oracle.resize(TABLE, "cubic", 12, 2)
+    resized = oracle_tables.resize(TABLE, "cubic", 12, 2)
     assert resized[::2] == pytest.approx(TABLE)
     assert resized[5] == pytest.approx((-TABLE[1] + 9 * TABLE[2] + 9 * TABLE[3] - TABLE[4]) / 16)
     assert resized[1] == pytest.approx((8 * TABLE[0] + 9 * TABLE[1] - TABLE[2]) / 16)
     squares = np.arange(8.0)[:, None] ** 2
-    inside = oracle.resize(squares, "cubic", 16, 2)[2:12, 0]
+    inside = oracle_tables.resize(squares, "cubic", 16, 2)[2:12, 0]
     assert inside == pytest.approx(np.arange(2, 12) ** 2 / 4)
 
 
 def test_resize_hierarchical() -> None:
-    resized = oracle.resize(TABLE, "hierarchical", 36, 6, alpha=0.4)
+    resized = oracle_tables.resize(TABLE, "hierarchical", 36, 6, alpha=0.4)
     assert resized[:6] == pytest.approx(TABLE)
     u = (TABLE - 0.4 * TABLE[0]) / 0.6
     assert resized[2 * 6 + 5] == pytest.approx(0.4 * u[2] + 0.6 * u[5])
@@ -274,5 +276,8 @@ def test_every_encoding_has_an_oracle_and_its_pairs() -> None:
         assert row.name not in ROTATIONS or callable(getattr(oracle, row.name, None)), row.name
     assert {row.name for row in rows if row.seam == "rotation"} == {*ROTATIONS, *oracle_distance.DISTANCES}
     assert set(DISTANCES) == set(oracle_distance.DISTANCES)
-    for formula in ("alibi", "sinusoid", "resized_row"):  # of the other seams; nope has none
-        assert callable(getattr(oracle, formula))
+    assert set(oracle_biases.BIASES) == set(BIASES)
+    assert {row.name for row in rows} == {
+        *(*ROTATIONS, *DISTANCES, *BIASES),
+        *("alibi", "sinusoidal", "learned", "nope"),  # oracle.alibi, oracle.sinusoid, oracle_tables; nope has none
+    }

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import oracle
 import oracle_models
+import oracle_tables
 import pytest
 import torch
 from oracle import Array
@@ -201,7 +202,7 @@ def test_sinusoidal_on_llama() -> None:
 def test_resized_table(options: dict[str, Any]) -> None:
     model, ids = tiny_model("gpt2"), tiny_ids(LONG)
     table = model.transformer.wpe.weight.detach().double().numpy()
-    rows = oracle.resize(table, options["resize"], LONG, 3, options.get("alpha", 0.4))
+    rows = oracle_tables.resize(table, options["resize"], LONG, 3, options.get("alpha", 0.4))
     longer = tiny_model("gpt2", n_positions=LONG)
     longer.load_state_dict({**model.state_dict(), "transformer.wpe.weight": torch.tensor(rows)})
     assert_close(stock_logits(longer, input_ids=ids), reference_logits(model, "learned", options, ids), 1e-4)

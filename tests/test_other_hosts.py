@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-import other_oracles
+import other_seams
 import pytest
 import torch
 from other_hosts import (
@@ -101,7 +101,7 @@ def tables_in_use(model: Any, positions: torch.Tensor) -> list[tuple[Any, Any]]:
 @every([p for p in [*PAIRS, *OTHERS] if is_rotation(p)])
 def test_phases_stay_exact_in_half_precision(pair: Pair) -> None:
     positions = np.array([0, 1, LENGTH, 777, FAR - 1])
-    wanted = other_oracles.rotations(pair.stock().config, pair.name, positions, **pair.options)
+    wanted = other_seams.rotations(pair.stock().config, pair.name, positions, **pair.options)
     found = tables_in_use(pair.patched().to(torch.bfloat16), torch.from_numpy(positions)[None])
     for (cos, sin), t, (inv_freq, scale) in zip(found, positions, wanted):
         phase = torch.from_numpy(t * inv_freq)

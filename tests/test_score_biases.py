@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import BIASES, TRAINED, Pair, assert_same, difference, in_pieces, logits, tuned
+from pairs import BIASES, TRAINED, Pair, assert_same, cache_name, difference, logits, tuned
 from safetensors.torch import load_file, save_file
 from tiny import tiny_ids, tiny_model
 from torch import Tensor
@@ -18,6 +18,7 @@ from hf_posenc.checkpoint import save_pretrained
 from hf_posenc.encodings import Fire, Kerple, T5Bias
 from hf_posenc.encodings.bias import LEAST, bounded, t5_bucket
 from hf_posenc.errors import CheckpointError, OptionError, UnsupportedError
+from hf_posenc.flex_bias import release_takes_bias
 
 HOSTS = {"t5_bias": "llama", "kerple": "gpt2", "fire": "bloom", "sandwich": "llama"}
 OPTIONS = {"fire": {"initial_length": 24}, "t5_bias": {"num_buckets": 16, "max_distance": 60}}
@@ -124,7 +125,7 @@ def test_no_tensor_of_all_scores(pair: Pair, padded: bool, monkeypatch: pytest.M
     assert forward.seen < allowed
     mask = {"attention_mask": torch.nn.functional.pad(mask["attention_mask"], (0, 1), value=1)} if padded else {}
     with Largest() as decode, torch.no_grad():
-        model(ids[:, :1], cache=out.cache, **mask)
+        model(ids[:, :1], **{cache_name(model): getattr(out, cache_name(model))}, **mask)
     assert decode.seen < allowed
     if not padded:
         with Largest() as both:
@@ -227,20 +228,29 @@ def test_fine_tuning_trains_and_keeps_it(name: str, tmp_path: Path) -> None:
     assert all(not torch.equal(after[key], value) for key, value in fresh.items())
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
-@pytest.mark.parametrize("name", BIASES)
-def test_flex_attention(name: str) -> None:
-    pair, ids, mask = Pair("llama", name, OPTIONS.get(name, {})), tiny_ids(80), (torch.arange(80) >= 21).long()[None]
-    want, model = pair.patched(), pair.patched()
-    model.set_attn_implementation("flex_attention")
-    with torch.compiler.set_stance("force_eager"):
-        assert_same(logits(model, ids), logits(want, ids))
-        padded = logits(model, ids, attention_mask=mask)[:, 21:]
-        assert_same(padded, logits(want, ids, attention_mask=mask)[:, 21:])
-        assert_same(in_pieces(model, ids, (30, 40, 1, 9)), logits(want, ids))
+if release_takes_bias():
+
+    @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+    @pytest.mark.parametrize("name", BIASES)
+    def test_flex_attention_has_no_backward_on_the_cpu(name: str) -> None:
+        model = Pair("llama", name, OPTIONS.get(name, {})).patched()
+        model.set_attn_implementation("flex_attention")
         with pytest.raises(UnsupportedError, match="no backward on the CPU"):
-            model(ids)
+            model(tiny_ids(80))
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+def test_a_release_whose_flex_attention_takes_no_bias_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_posenc.flex_bias.release_takes_bias", lambda: False)
+    monkeypatch.setattr("hf_posenc.patches.base.release_takes_bias", lambda: False)
+    model = tiny_model("llama")
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(UnsupportedError, match="takes no bias in FlexAttention, and kerple needs one"):
+        patch_model(model, "kerple")
+    model = patch_model(tiny_model("llama"), "kerple")
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(UnsupportedError, match="takes no bias in FlexAttention, and kerple needs one"):
+        model(tiny_ids(80))
 
 
 @pytest.mark.parametrize(

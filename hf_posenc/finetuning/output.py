@@ -54,6 +54,7 @@ def write_results(result: FinetuneResult, settings: Settings) -> None:
 
     found = result.as_json()
     write_atomically(result.folder / RESULTS, (json.dumps(found, indent=2) + "\n").encode())
+    (result.folder / "report.html").unlink(missing_ok=True)  # an earlier part's, where this one can draw none
     if can_plot():
         from hf_posenc.report.training import write_training_report
 
