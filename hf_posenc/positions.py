@@ -5,7 +5,9 @@ A value kept on the model would be read again by gradient checkpointing after an
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from .attention import own_name
 from .biases import CallBias, bias_of_call
 from .encodings import Alibi, Bias, Distance, Encoding, LogScaled, Rotation, Segmented
 from .encodings.distance import zero
+from .encodings.rotary import Frequencies
 from .errors import OptionError
 from .linear_bias import Once
 from .turned_keys import TurnedKeys
@@ -30,13 +33,13 @@ class Call(NamedTuple):
     """What one forward call tells every layer about positions; a named tuple so that tensors in it follow devices.
 
     `query_positions` (batch or 1, n) and `key_positions` (batch or 1, keys so far), in tokens; `plain`, whether the
-    latter are what the mask alone would tell; `cos`, `sin` of the
-    queries for hosts that turn early; `turns` for those that turn late; `slopes` (heads,) of a linear bias;
-    `query_scale` (batch or 1, n), what each query is multiplied with.
+    latter are what the mask alone would tell; `cos`, `sin` of the queries for hosts that turn early, float32; `turns`
+    for those that turn late; `slopes` (heads,) of a linear bias; `query_scale` (batch or 1, n), what each query is
+    multiplied with.
     `layers`: the indices of the layers in which these three act, None for all of them; `both_ways`: whether queries see
     later keys, so that a bias falls on either side; `views` of an encoding that sees some pairs at another distance;
     `bias`: what else is added to the scores; `kept`: keys that were turned for an earlier call; `once`: what the layers
-    make of a linear bias, each part by the first of them.
+    make of early tables or a linear bias, each part by the first of them.
     """
 
     query_positions: Tensor
@@ -53,6 +56,13 @@ class Call(NamedTuple):
     bias: CallBias | None = None
     kept: TurnedKeys | None = None
     once: Once | None = None
+
+    def early(self, like: Tensor, pairs: rotation.Pairs) -> tuple[Tensor, Tensor]:
+        """The tables of the queries, `prepared` for tensors like this one by the first layer that asks."""
+        cos, sin, once = self.cos, self.sin, self.once
+        assert cos is not None and sin is not None and once is not None
+        kind = ("early", like.dtype, like.device, pairs)
+        return once.make(kind, None, lambda: rotation.prepared(cos.to(like.device), sin.to(like.device), like, pairs))
 
 
 def take(kwargs: dict[str, Any], *names: str) -> Any:
@@ -74,8 +84,16 @@ def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     """All arguments of a call of `module.forward` by name."""
     if not args:
         return dict(kwargs)
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
-    return {**dict(zip(names, args)), **kwargs}
+    find = argument_names if torch.compiler.is_compiling() else argument_names_once
+    return {**dict(zip(find(type(module).forward), args)), **kwargs}
+
+
+def argument_names(forward: Callable[..., Any]) -> list[str]:
+    """What a method calls its arguments, in their order."""
+    return list(inspect.signature(forward).parameters)[1:]
+
+
+argument_names_once = functools.cache(argument_names)  # a tenth of a millisecond, in every step
 
 
 def find_tokens(kwargs: dict[str, Any]) -> tuple[Tensor, int]:
@@ -104,10 +122,13 @@ def locate(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int, bool]:
     counted = counted.to(tokens.device)
     given = kwargs.get("position_ids")
     queries = counted[:, past:] if given is None else given.to(tokens.device).reshape(-1, n)
-    plain = not may_hide_old_keys(kwargs.get("attention_mask"))
+    as_counted = given is None or is_plain(queries, counted[:, past:])
+    plain = as_counted and not may_hide_old_keys(kwargs.get("attention_mask"))
     if past == 0:
-        return queries, queries, past, plain and is_plain(queries, counted)
+        return queries, queries, past, plain
     earlier = remembered(cache, past, tokens.shape[0])
+    if earlier is None and as_counted:
+        return queries, counted.expand(max(len(counted), len(queries)), -1), past, plain
     earlier = counted[:, :past] if earlier is None else earlier.to(tokens.device)
     rows = max(len(earlier), len(queries))
     keys = torch.cat((earlier.expand(rows, -1), queries.expand(rows, -1)), dim=1)
@@ -229,6 +250,7 @@ class DescribeCall:
     host_turns: bool = False
     stores_turned: bool = False
     differences: rotation.Differences | None = field(default=None, init=False)
+    frequencies: Frequencies | None = field(default=None, init=False)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
@@ -257,15 +279,21 @@ class DescribeCall:
                 self.encoding, self.rotary_dim, queries, keys, past, self.pairs, self.both_ways, stored
             )
             if early and not self.host_turns:
-                cos, sin = rotation.cos_sin(*self.encoding.inv_freq(self.rotary_dim), stored(queries))
-                call = call._replace(cos=cos, sin=sin)
+                call = self.turned_early(call, self.encoding.inv_freq, stored(queries))
             return call._replace(views=made)
         if isinstance(self.encoding, Rotation):
-            cos, sin = rotation.early(self.encoding, self.rotary_dim, queries)
-            return call._replace(cos=cos, sin=sin)
+            return self.turned_early(call, self.encoding.inv_freq, queries)
         if isinstance(self.encoding, Alibi):
             return call._replace(slopes=self.encoding.slopes(self.num_heads).to(queries.device), once=Once())
         return call
+
+    def turned_early(self, call: Call, inv_freq: Callable[[int], Frequencies], positions: Tensor) -> Call:
+        """A call with the tables of its own tokens, for hosts that leave it to us to turn them before the cache."""
+        found = self.frequencies or inv_freq(self.rotary_dim)
+        if not torch.compiler.is_compiling():
+            self.frequencies = found
+        cos, sin = rotation.cos_sin(*found, positions)
+        return call._replace(cos=cos, sin=sin, once=Once())
 
     def describe_segments(self, encoding: Segmented, call: Call, past: int, cache: Any) -> Call:
         """A call of an encoding by segments: what is turned early, what late, and what the last step left turned."""
@@ -275,8 +303,7 @@ class DescribeCall:
         turns = rotation.turns(self.differences, call.query_positions, keys, past, self.pairs)
         call = call._replace(turns=turns)
         if not self.host_turns:
-            cos, sin = rotation.cos_sin(*encoding.plain_inv_freq(dim), call.query_positions)
-            call = call._replace(cos=cos, sin=sin)
+            call = self.turned_early(call, encoding.plain_inv_freq, call.query_positions)
         kept = turned_keys.find(cache, past) if len(turns) == 1 else None
         if kept is None:
             turned_keys.drop(cache)

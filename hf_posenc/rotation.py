@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .encodings import Rotation, Segmented
+from .encodings import Segmented
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,32 @@ class Tables:
 
     def prepared(self, start: int, end: int, like: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """The same as `turn_on` wants them, (batch or 1, 1, end - start, d), in dtype and on the device of `like`."""
-        kind = (like.device, like.dtype)
-        whole, asked = self.made.get((0, self.keys, *kind)), (start, end, *kind)
-        if whole is not None:
-            return whole[0][:, :, start:end], whole[1][:, :, start:end]
-        if asked not in self.made:
-            cos, sin = self.between(start, end, like.device)
-            half = cos.shape[-1] // 2
-            cos, sin = (
-                cos[:, None].to(like.dtype),
-                torch.cat((-sin[..., :half], sin[..., half:]), -1)[:, None].to(like.dtype),
-            )
-            if pairs.interleaved:
-                cos, sin = (table.unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2) for table in (cos, sin))
-            self.made[asked] = (cos, sin)
-        return self.made[asked]
+        asked = (start, end, like.device, like.dtype)
+        found = self.made.get(asked)
+        if found is None:
+            whole = self.made.get((0, self.keys, like.device, like.dtype))
+            if whole is None:
+                found = prepared(*self.between(start, end, like.device), like, pairs)
+            else:
+                found = whole[0][:, :, start:end], whole[1][:, :, start:end]
+            self.made[asked] = found
+        return found
+
+
+def prepared(cos: Tensor, sin: Tensor, like: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Half-split tables (batch or 1, n, d) as `turn_on` wants them: (batch or 1, 1, n, d), in dtype of `like`.
+
+    sin with the sign that a channel's partner is added with, both in the order of `pairs`.
+    """
+    half = cos.shape[-1] // 2
+    cos, sin = cos.to(like.dtype), torch.cat((-sin[..., :half], sin[..., half:]), dim=-1).to(like.dtype)
+    if pairs.interleaved:
+        cos, sin = (table.unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2) for table in (cos, sin))
+    return cos[:, None], sin[:, None]
 
 
 def turn_on(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
-    """x (batch, heads, n, width) turned by `Tables.prepared`: sin has its sign, both the order of `pairs`."""
+    """x (batch, heads, n, width) with its `pairs` turned by tables that were `prepared`, of d <= width channels."""
     width = cos.shape[-1]
     part = x if width == x.shape[-1] else x[..., pairs.start : pairs.start + width]
     if pairs.interleaved:
@@ -85,6 +92,19 @@ def turn_on(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
     if width == x.shape[-1]:
         return part
     return torch.cat((x[..., : pairs.start], part, x[..., pairs.start + width :]), dim=-1)
+
+
+def turn_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """`turn_on` for queries and keys of the same tokens; of a single one as one tensor, which halves the calls."""
+    if query.shape[2] > 1:
+        return turn_on(query, cos, sin, pairs), turn_on(key, cos, sin, pairs)
+    query, key = turn_on(torch.cat((query, key), dim=1), cos, sin, pairs).split((query.shape[1], key.shape[1]), dim=1)
+    return query, key
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs = HALVES) -> Tensor:
+    """x (batch, heads, n, width) with its `pairs` turned by half-split tables (batch or 1, n, d), d <= width."""
+    return turn_on(x, *prepared(cos, sin, x, pairs), pairs)
 
 
 class Turn(NamedTuple):
@@ -115,28 +135,6 @@ def cos_sin(inv_freq: Tensor, scaling: float, positions: Tensor) -> tuple[Tensor
     angles = positions[..., None].float() * inv_freq.to(positions.device)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos() * scaling, angles.sin() * scaling
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs = HALVES) -> Tensor:
-    """x (batch, heads, n, width) with its `pairs` turned by half-split tables (batch or 1, n, d), d <= width."""
-    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
-    end, half = pairs.start + cos.shape[-1], cos.shape[-1] // 2
-    part = x[..., pairs.start : end]
-    if pairs.interleaved:
-        cos, sin = (table[..., :half].repeat_interleave(2, dim=-1) for table in (cos, sin))
-        turned = torch.stack((-part[..., 1::2], part[..., ::2]), dim=-1).flatten(-2)
-    else:
-        turned = torch.cat((-part[..., half:], part[..., :half]), dim=-1)
-    part = (part * cos) + (turned * sin)
-    if part.shape == x.shape:
-        return part
-    return torch.cat((x[..., : pairs.start], part, x[..., end:]), dim=-1)
-
-
-def early(encoding: Rotation, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Tables of a call's own positions, for hosts that turn Q and K before the cache takes K."""
-    inv_freq, scaling = encoding.inv_freq(dim)
-    return cos_sin(inv_freq, scaling, positions)
 
 
 Difference = tuple[Tensor, float]  # of frequencies, (d/2,); ratio of the factors on cos and sin

@@ -76,10 +76,9 @@ class TurnedKeys:
             query, kept = turn_queries(turn, query, turn.first_key), Kept(turn_keys(turn, key), at + n)
         else:
             kept = Kept(old.buffer, at + n) if in_place else with_room(old, old.count - at, at + n)
-            heads = query.shape[1]
             both = turn_queries(turn, torch.cat((query, key.narrow(2, at, n)), dim=1), turn.first_key)
-            query = both.narrow(1, 0, heads)
-            kept.buffer.narrow(2, kept.start + at, n).copy_(both.narrow(1, heads, key.shape[1]))
+            query, new = both.split((query.shape[1], key.shape[1]), dim=1)
+            kept.buffer.narrow(2, kept.start + at, n).copy_(new)
         kept.seen, kept.version = key, version(key)
         self.layers[index] = kept
         return query, kept.buffer if in_place else kept.buffer.narrow(2, kept.start, kept.count)

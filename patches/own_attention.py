@@ -15,7 +15,7 @@ from hf_posenc.attention import base_function, posenc_eager
 from hf_posenc.encodings import Encoding
 from hf_posenc.errors import StateError
 from hf_posenc.positions import Call, find_cache
-from hf_posenc.rotation import HALVES, Pairs, rotate
+from hf_posenc.rotation import HALVES, Pairs, turn_both
 
 from .base import expect, turns_before_cache
 from .handover import OWN, WITHOUT_HOOKS, Handed
@@ -60,8 +60,8 @@ def turn_and_store(
     module: Any, call: Call, query: Tensor, key: Tensor, value: Tensor, cache: Any, pairs: Pairs = HALVES
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q and K turned where the call says so, and then all keys and values so far."""
-    if call.cos is not None and call.sin is not None:
-        query, key = (rotate(x, call.cos, call.sin, pairs) for x in (query, key))
+    if call.cos is not None:
+        query, key = turn_both(query, key, *call.early(query, pairs), pairs)
     if cache is not None:
         own = getattr(cache, "self_attention_cache", cache)  # beside a cross-attention cache, where there is one
         key, value = own.update(key, value, module.layer_idx)
