@@ -147,10 +147,13 @@ def turns(
 
     Nothing where all stand in plain segments; one `Turn` where each row stands in one segment; else one a segment.
     """
-    segments = differences.encoding.segment(positions)
-    one = segments.shape[1] == 1
-    first, last = (segments[:, 0].tolist(), None) if one else torch.stack((segments.amin(1), segments.amax(1))).tolist()
-    if one or first == last:
+    encoding = differences.encoding
+    if positions.shape[1] == 1:
+        first = last = [encoding.segment_of(position) for position in positions[:, 0].tolist()]
+    else:
+        segments = encoding.segment(positions)
+        first, last = torch.stack((segments.amin(1), segments.amax(1))).tolist()
+    if first == last:
         own = tuple(first[:1] if len(set(first)) == 1 else first)
         tables = differences.tables(own, key_positions)
         return () if tables is None else (Turn(None, None, tables, past, pairs, own),)
@@ -174,6 +177,7 @@ class Differences:
     encoding: Segmented
     dim: int
     known: dict[int, Difference | None] = field(default_factory=dict)
+    single: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def of(self, segment: int) -> Difference | None:
         """The difference of frequencies and the ratio of factors; None where there is none."""
@@ -186,8 +190,13 @@ class Differences:
 
     def tables(self, segments: tuple[int, ...], key_positions: Tensor) -> Tables | None:
         """For rows in these segments, or in the one that is named; None where all are plain."""
+        if len(segments) == 1 and segments[0] in self.single:
+            return Tables(*self.single[segments[0]], key_positions)
         found = [self.of(segment) for segment in segments]
         if not any(found):
             return None
         made = [(torch.zeros(self.dim // 2), 1.0) if one is None else one for one in found]
-        return Tables(torch.stack([one for one, _ in made]), torch.tensor([one for _, one in made]), key_positions)
+        stacked = torch.stack([one for one, _ in made]), torch.tensor([one for _, one in made])
+        if len(segments) == 1:
+            self.single[segments[0]] = stacked
+        return Tables(*stacked, key_positions)

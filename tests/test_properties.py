@@ -149,10 +149,12 @@ def test_dynamic_encodings_in_each_segment(pair: Pair) -> None:
     """Where n is the end of the last segment, the last token is read as the static encoding for n reads it."""
     encoding: Any = get_encoding(pair.patched())
     if pair.name == "longrope":
-        assert encoding.segment(torch.tensor([0, 31, 32, 1000])).tolist() == [0, 0, 1, 1]
+        assert encoding.segment(torch.tensor([-1, 0, 31, 32, 1000])).tolist() == [0, 0, 0, 1, 1]
+        assert [encoding.segment_of(position) for position in (-1, 0, 31, 32, 1000)] == [0, 0, 0, 1, 1]
         return
     t = torch.tensor([0, 31, 32, 63, 64, 127, 128, 255, 256, 32 * 2**20 - 1, 32 * 2**20])
     assert encoding.segment(t).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 20, 21]
+    assert [encoding.segment_of(position) for position in t.tolist()] == encoding.segment(t).tolist()
     for segment in (1, 2, 5):
         found, scale = encoding.segment_inv_freq(16, segment)
         if pair.name == "dynamic_yarn":

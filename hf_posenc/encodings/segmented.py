@@ -7,6 +7,7 @@ Segments end at L, 2L, 4L, … (longrope: short below L, long from L on); below 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -43,11 +44,18 @@ class Segmented(Rotation):
         ok = not self.resonance or (plain and self.schedule == "segments")
         self.require(ok, "resonance", "it with schedule='segments', to a class that overrides `segment_formula`")
 
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The first position (tokens) of each segment from 1 on: L, 2L, 4L, …"""
+        return tuple(self.length << k for k in range(40) if self.length << k < 2**62)
+
     def segment(self, positions: Tensor) -> Tensor:
-        """The segment number of each position (tokens), same shape: 0 below L, k in [L·2^(k-1), L·2^k)."""
-        ratio = torch.div(positions, self.length, rounding_mode="floor").clamp(min=0)
-        edges = 2 ** torch.arange(0, 40, device=positions.device)
-        return torch.bucketize(ratio, edges, right=True)
+        """The segment number of each position (tokens), same shape: 0 below L, k from the k-th border on."""
+        return torch.bucketize(positions, torch.tensor(self.borders, device=positions.device), right=True)
+
+    def segment_of(self, position: int) -> int:
+        """`segment` of one position, for a step with a cache, where each call on tensors counts."""
+        return bisect_right(self.borders, position)
 
     def segment_formula(self, dim: int, segment: int) -> Frequencies:
         """Frequencies (d/2,) and cos/sin factor of one segment."""
@@ -147,8 +155,9 @@ class LongRope(Segmented):
                 )
         return super().resolve(geometry)
 
-    def segment(self, positions: Tensor) -> Tensor:
-        return (positions >= self.length).long()
+    @property
+    def borders(self) -> tuple[int, ...]:
+        return (self.length,)
 
     def segment_formula(self, dim: int, segment: int) -> Frequencies:
         rescale = self.long_factor if segment else self.short_factor
