@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .encodings import Bias
 from .late import Attended, causal_mask, fitted
+from .offload import execution_device
 
 if TYPE_CHECKING:
     from .positions import Call
@@ -39,7 +40,7 @@ class CallBias:
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """(batch or 1, heads, n, keys), in at least float32, on the device of the positions."""
         module: Any = self.owner.posenc  # asked for each time: PEFT may have wrapped it since
-        device = next((p.device for p in module.parameters()), queries.device)
+        device = execution_device(module) if self.encoding.trained else queries.device
         return module(queries.to(device), keys.to(device)).to(queries.device)
 
     def curve(self, low: int, high: int, device: torch.device) -> Tensor:

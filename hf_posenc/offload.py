@@ -30,12 +30,13 @@ def accelerate_hooks(module: nn.Module) -> list[Any]:
 
 
 def execution_device(module: nn.Module) -> torch.device:
-    """Where a module whose weights may have been moved away computes."""
+    """Where a module that has weights computes, though they may have been moved away."""
     tensor = next(module.parameters())
     if tensor.is_meta:
         found = [
             hook.execution_device
-            for hook in accelerate_hooks(module)
+            for part in module.modules()
+            for hook in accelerate_hooks(part)
             if getattr(hook, "execution_device", None) is not None
         ]
         return torch.device(found[0]) if found else tensor.device

@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 from . import record
 from .encodings import Bias, ScoreBias
 from .errors import CheckpointError
+from .offload import held
 from .patching import find_backbone, get_encoding
 
 OWN = "posenc"  # the name under which it stands on the backbone
@@ -69,7 +70,8 @@ def check_adapter(model: Any, backbone: Any) -> None:
     if not isinstance(owned, ScoreBias) or (base.is_file() and f'"{record.KEY}"' in base.read_text()):
         return  # wrapped by PEFT, which then saves it; or the base has it
     fresh = encoding.module(find_backbone(model)[0].geometry(backbone).num_heads).state_dict()
-    if any(not torch.equal(fresh[name].to(tensor), tensor) for name, tensor in owned.state_dict().items()):
+    now = {name: held(owned, name) for name in fresh}
+    if any(not torch.equal(fresh[name].to(tensor), tensor) for name, tensor in now.items()):
         raise CheckpointError(
             f"this adapter would lose the trained values of {encoding.name}, which the base does not hold either; make "
             f'it with LoraConfig(…, modules_to_save=["{OWN}"])'

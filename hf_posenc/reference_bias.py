@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .encodings import Bias, Fire, Kerple, Sandwich, T5Bias
+from .offload import execution_device, held
 
 Parameters = dict[str, list[Any]]
 Reference = Callable[[Any, Parameters, int, int, int, bool], float]
@@ -18,8 +19,9 @@ KEYS = (0, 1, 2, 5, 15, 16, 17, 31, 40, 63, 100, 127, 128, 500, 777, 2048, 32_76
 
 def check_bias(backbone: Any, encoding: Bias, both_ways: bool) -> tuple[str, bool, float | None, float | None, str]:
     """(name, passed, figure, limit, detail): what the model's module gives against the formula with its parameters."""
-    parameters = {name.rpartition(".")[2]: p.detach().double().tolist() for name, p in active(backbone.posenc)}
-    device = next((p.device for p in backbone.posenc.parameters()), torch.device("cpu"))
+    module = active(backbone.posenc)
+    parameters = {name: held(module, name).detach().double().tolist() for name, _ in module.named_parameters()}
+    device = execution_device(backbone.posenc) if parameters else torch.device("cpu")
     places = torch.tensor([KEYS], device=device)
     found = backbone.posenc(places, places)[0].double().cpu()
     reference = next((function for kind, function in REFERENCES.items() if isinstance(encoding, kind)), None)
@@ -38,10 +40,10 @@ def check_bias(backbone: Any, encoding: Bias, both_ways: bool) -> tuple[str, boo
     return "numbers = formula", worst < 1e-4, worst, 1e-4, f"largest error of a bias, relative, {heads} heads"
 
 
-def active(module: Any) -> list[tuple[str, Any]]:
-    """The parameters in effect: PEFT keeps the trained ones beside those that it found."""
+def active(module: Any) -> Any:
+    """The module in effect: PEFT keeps the trained one beside the one that it found."""
     copies = getattr(module, "modules_to_save", None)
-    return list((module if copies is None else copies[module.active_adapters[0]]).named_parameters())
+    return module if copies is None else copies[module.active_adapters[0]]
 
 
 def t5(encoding: T5Bias, parameters: Parameters, head: int, i: int, j: int, both_ways: bool) -> float:

@@ -14,7 +14,7 @@ from hf_posenc.errors import EffectError, UnsupportedError
 from hf_posenc.flex_bias import no_bias, release_takes_bias
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import AddVectors, PositionTable, SinusoidVectors, TableVectors
-from hf_posenc.offload import held
+from hf_posenc.offload import execution_device, held
 from hf_posenc.positions import DescribeCall, RememberPositions
 from hf_posenc.rotation import HALVES, Pairs
 
@@ -188,12 +188,13 @@ def own_bias(backbone: Any, encoding: Encoding, geometry: Geometry, ledger: Ledg
     """Give the model the one module of a bias, which all its layers share; nothing for other encodings."""
     if isinstance(encoding, Bias):
         module = encoding.module(geometry.num_heads, both_ways)
-        ledger.set_module(backbone, "posenc", module.to(like(backbone.get_input_embeddings().weight)))
+        ledger.set_module(backbone, "posenc", module.to(like(backbone.get_input_embeddings())))
 
 
-def like(weight: Tensor) -> Tensor:
-    """An empty tensor with the device of a weight, and its dtype where that is one to compute in."""
-    return weight.new_empty(0, dtype=weight.dtype if weight.is_floating_point() else torch.float32)
+def like(words: Any) -> Tensor:
+    """An empty tensor where an embedding computes, with the dtype of its weight where that is one to compute in."""
+    dtype = words.weight.dtype if words.weight.is_floating_point() else torch.float32
+    return torch.empty(0, dtype=dtype, device=execution_device(words))
 
 
 def add_to_embedding(

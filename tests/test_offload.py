@@ -24,6 +24,7 @@ LONG = 80
 MAPS = ("map", "cpu", "disk")
 FAST = [("llama-yarn", "map"), ("llama-alibi", "disk"), ("llama-learned", "map"), ("llama-sinusoidal", "cpu")]
 FAST += [("gpt2-learned", "disk"), ("gpt2-sinusoidal", "map"), ("bloom-dynamic_yarn", "cpu"), ("bloom-learned", "map")]
+FAST += [("llama-t5_bias", "map"), ("gpt2-kerple", "cpu"), ("bloom-fire", "disk")]
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
 
 
@@ -51,7 +52,7 @@ def check(stock: Any, pair: Any, how: str, order: str, ids: torch.Tensor, tmp_pa
     """The patch acts as on a model in whole, is proved, comes out, and goes in again; the hooks stay."""
     want, own = logits(pair.patched(), ids), logits(stock, ids[:, :24])
     steps = [
-        lambda: patch_model(stock, pair.name, **pair.options),
+        lambda: pair.put_into(stock),
         lambda: move_away(stock, how, tmp_path),
     ]
     for step in steps if order == "patched first" else steps[::-1]:
@@ -63,7 +64,7 @@ def check(stock: Any, pair: Any, how: str, order: str, ids: torch.Tensor, tmp_pa
     assert {row.passed for row in report.rows if row.name == "save → load"} == {None}
     unpatch_model(stock)
     assert torch.equal(logits(stock, ids[:, :24]), own)
-    patch_model(stock, pair.name, **pair.options)
+    pair.put_into(stock)
     assert torch.equal(logits(stock, ids), want)
 
 
@@ -87,7 +88,7 @@ def test_other_hosts(pair: Any, order: str, tmp_path: Path) -> None:
     check(pair.stock(), pair, "cpu", order, other_hosts.text(LONG), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["yarn", "learned"])
+@pytest.mark.parametrize("name", ["yarn", "learned", "fire"])
 def test_loaded_with_a_device_map(name: str, tmp_path: Path) -> None:
     """By the loader itself, from a patched checkpoint; and generate."""
     [pair] = [pair for pair in PAIRS if (pair.host, pair.name) == ("llama", name)]
@@ -103,7 +104,7 @@ def test_loaded_with_a_device_map(name: str, tmp_path: Path) -> None:
         export(loaded, tmp_path / "out")
     stock.save_pretrained(tmp_path / "stock")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", **given)
-    patch_model(plain, pair.name, **pair.options)
+    pair.put_into(plain)
     assert torch.equal(logits(plain, tiny_ids(LONG)), logits(model, tiny_ids(LONG)))
 
 

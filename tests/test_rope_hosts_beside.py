@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from hosts import ATTENTION, HostPair, host_pairs
-from pairs import assert_same, difference, in_pieces, logits
+from pairs import TRAINED, assert_same, difference, in_pieces, logits
 from tiny import tiny_ids
 from transformers import AutoModelForCausalLM
 
@@ -49,7 +49,8 @@ def test_through_an_adapter_and_merged(pair: HostPair, tmp_path: Path) -> None:
     pair.put_into(model)
     plain = logits(model, ids)
     layers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and "att" in name]
-    model = get_peft_model(model, LoraConfig(r=2, target_modules=layers)).eval()
+    own = ["posenc"] if pair.name in TRAINED else None
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=layers, modules_to_save=own)).eval()
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
