@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import hf_posenc
-from hf_posenc import export, get_encoding, patch_model, unpatch_model, verify
+from hf_posenc import export, get_encoding, unpatch_model, verify
 from hf_posenc.errors import StateError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import PositionTable

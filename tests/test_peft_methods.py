@@ -17,7 +17,7 @@ from tiny import tiny_ids
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_posenc import get_encoding, patch_model, patched, unpatch_model, verify
+from hf_posenc import get_encoding, patched, unpatch_model, verify
 from hf_posenc.positions import cache_argument
 
 SOME = [pair for pair in PAIRS if pair.name in ("yarn", "dynamic_yarn", "alibi", "learned", "sinusoidal")]
@@ -45,7 +45,7 @@ def test_before_after_and_around(pair: Pair, method: str) -> None:
     ids, short = tiny_ids(60), tiny_ids(24)
     before, after = wrap(pair.patched(), method, pair.host), wrap(pair.stock(), method, pair.host)
     own = logits(after, short)
-    patch_model(after, pair.name, **pair.options)
+    pair.put_into(after)
     want = logits(before, ids)
     assert_same(want, oracle(pair, method, ids).to(want))
     assert torch.equal(logits(after, ids), want) and get_encoding(after) == get_encoding(before)
@@ -104,7 +104,7 @@ def test_a_prefix_is_so_many_tokens(pair: Pair) -> None:
     want = logits(pair.patched(), torch.cat((real, ids), dim=1))[:, PREFIX:]
     held = prefix_of(pair.patched(), real)
     after = wrap(pair.stock(), "prefix", pair.host)
-    for model in (wrap(pair.patched(), "prefix", pair.host), patch_model(after, pair.name, **pair.options)):
+    for model in (wrap(pair.patched(), "prefix", pair.host), pair.put_into(after)):
         model.prompt_encoder["default"].embedding.weight.data.copy_(held)
         with torch.no_grad():
             assert_same(model(input_ids=ids).logits, want)
