@@ -19,11 +19,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .biases import with_bias
+from .biases import is_straight, with_bias
 from .errors import StateError, UnsupportedError
 from .flex_bias import flexed
 from .late import Attended, additive, causal_mask, fitted, is_block_mask, turned
-from .linear_bias import Once, forced, suits_kernel, through_kernel
+from .linear_bias import Once, forced, suits_flash, suits_kernel, through_flash, through_kernel
 from .viewed import viewed
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def attend(
         if base == "eager" or posenc.both_ways or (forced() == "dense" and base == "sdpa"):
             attention_mask = dense_bias(posenc, query, key, attention_mask)
             return forward(query, key, value, attention_mask, scaling=scaling)
-        direct = suits_kernel(base, module, query, key, value, attention_mask, {"dropout": dropout, **kwargs})
+        how: dict[str, Any] = {"dropout": dropout, **kwargs}
+        if suits_flash(base, module, query, key, value, attention_mask, how) and is_straight_once(posenc, key):
+            return through_flash(query, key, value, posenc.slopes, scaling), None
+        direct = suits_kernel(base, module, query, key, value, attention_mask, how)
         return biased(forward, posenc, query, key, value, attention_mask, scaling, direct)
     if posenc.bias is not None and base == "flex_attention":
         return flexed(forward, posenc, query, key, value, attention_mask, scaling)
@@ -166,6 +169,13 @@ def biased(
     value = F.pad(value, (0, query_columns.shape[-1]))  # a kernel that is told two widths falls back to a slow one
     out, weights = forward(query, key, value, mask, scaling=scaling)
     return out[..., :width], weights
+
+
+def is_straight_once(call: Call, key: Tensor) -> bool:
+    """Whether positions go up by one a slot, over just the keys that a layer has; a call asks once."""
+    once = call.once or Once()
+    whole = key.shape[2] == call.key_positions.shape[1]
+    return whole and bool(once.make("straight", None, lambda: is_straight(call)))
 
 
 def key_distance(call: Call, key: Tensor) -> Tensor:

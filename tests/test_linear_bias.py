@@ -1,12 +1,14 @@
 """The ways of a linear bias: none makes a tensor of n × n × heads but the reference, and all mean the same."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from other_hosts import CONFIGS
-from pairs import assert_same, cache_name, logits
+from pairs import assert_same, cache_name, difference, logits
 from tiny import VOCAB, tiny_ids, tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_posenc import attention, linear_bias, patch_model
 from hf_posenc.errors import UnknownNameError
-from hf_posenc.linear_bias import bias_way, kernel_adds_rows, through_kernel
+from hf_posenc.linear_bias import bias_way, flash_adds_slopes, kernel_adds_rows, through_kernel
 from hf_posenc.positions import Call
 
 WAYS = ("kernel", "columns", "dense")
@@ -108,6 +110,83 @@ def test_a_kernel_that_means_another_thing_is_left_alone(monkeypatch: pytest.Mon
             want = logits(model, ids)
         assert torch.equal(logits(model, ids), want)
     kernel_adds_rows.cache_clear()
+
+
+def flash_attn(slopes_sign: float, calls: list[int]) -> Callable[..., Tensor]:
+    """What flash-attn documents: (batch, n, heads, d), the last query sees the last key, -slope·distance is added."""
+
+    def flash_attn_func(
+        q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, alibi_slopes: Tensor
+    ) -> Tensor:
+        assert q.dtype in (torch.float16, torch.bfloat16) and alibi_slopes.dtype == torch.float32 and causal
+        calls.append(q.shape[1])
+        query, key, value = (x.transpose(1, 2).double() for x in (q, k, v))
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        gap = torch.arange(key.shape[2] - query.shape[2], key.shape[2])[:, None] - torch.arange(key.shape[2])
+        scores = query @ key.transpose(2, 3) * softmax_scale + slopes_sign * alibi_slopes[:, None, None] * gap
+        return (scores.masked_fill(gap < 0, -torch.inf).softmax(-1) @ value).to(q.dtype).transpose(1, 2)
+
+    return flash_attn_func
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], list[int]]]:
+    """Puts a flash-attn in place, for the CPU; gives how many queries each of its calls has had."""
+
+    def put(slopes_sign: float) -> list[int]:
+        calls: list[int] = []
+        module: Any = ModuleType("flash_attn")
+        module.flash_attn_func = flash_attn(slopes_sign, calls)
+        monkeypatch.setitem(sys.modules, "flash_attn", module)
+        monkeypatch.setattr(linear_bias, "FLASH_DEVICES", ("cpu",))
+        flash_adds_slopes.cache_clear()
+        return calls
+
+    yield put
+    flash_adds_slopes.cache_clear()
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_flash_attn_gets_the_slopes(name: str, install: Any) -> None:
+    """Prefill, backward and steps where positions go up by one a slot; padded and skipping calls go another way."""
+    calls, ids = install(-1.0), tiny_ids(60)
+    model = patch_model(host(name), "alibi").bfloat16()
+
+    def gradient() -> Tensor:
+        model.zero_grad()
+        model(input_ids=ids, use_cache=False).logits.float().square().mean().backward()
+        return model.get_input_embeddings().weight.grad.float().clone()
+
+    with bias_way("dense"):
+        want, slope = logits(model, ids).float(), gradient()
+    assert calls == []
+    layers = model.config.num_hidden_layers
+    with bias_way("flash"):
+        found = logits(model, ids).float()
+        assert calls[-layers:] == [60] * layers
+        assert difference(found, want) < 0.05
+        assert (gradient() - slope).norm() < 0.1 * slope.norm()  # 16 bits, through layers of large weights
+        out = model(input_ids=ids[:, :-1], use_cache=True)
+        before = len(calls)
+        last = model(input_ids=ids[:, -1:], **{cache_name(model): out[cache_name(model)]}).logits.detach().float()
+        assert calls[before:] == [1] * layers and difference(last, want[:, -1:]) < 0.05
+        before = len(calls)
+        mask = torch.ones_like(ids)
+        mask[:, :9] = 0
+        model(input_ids=ids, attention_mask=mask)
+        if name != "mpt":  # which takes none
+            skips = torch.cat((torch.arange(30), torch.arange(50, 80)))[None]
+            model(input_ids=ids, position_ids=skips)
+        assert len(calls) == before
+
+
+def test_flash_attn_that_means_another_thing_is_left_alone(install: Any) -> None:
+    calls, ids = install(1.0), tiny_ids(50)
+    model = patch_model(tiny_model("llama"), "alibi").bfloat16()
+    with bias_way("columns"):
+        want = logits(model, ids)
+    assert difference(logits(model, ids).float(), want.float()) < 0.05
+    assert set(calls) == {5}, "its trial alone"
 
 
 @pytest.mark.parametrize("way", ["kernel", "columns"])
