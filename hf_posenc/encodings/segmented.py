@@ -51,7 +51,8 @@ class Segmented(Rotation):
 
     def segment(self, positions: Tensor) -> Tensor:
         """The segment number of each position (tokens), same shape: 0 below L, k from the k-th border on."""
-        return torch.bucketize(positions, torch.tensor(self.borders, device=positions.device), right=True)
+        borders = torch.tensor(self.borders, device=positions.device)
+        return torch.bucketize(positions.contiguous(), borders, right=True)
 
     def segment_of(self, position: int) -> int:
         """`segment` of one position, for a step with a cache, where each call on tensors counts."""
