@@ -27,9 +27,14 @@ from speed import RESULTS, in_child, peak_bytes, seconds
 Work = Callable[[Any, Sizes], Step]
 WORKS: dict[str, Work] = {"prefill": prefill, "decode": decode, "train": train}
 DENSE_LIMIT = 4096  # tokens of a side that is quadratic in memory
-LENGTHS = {"prefill": (512, 2048, 4096), "decode": (4096,), "train": (512, 2048)}
+LENGTHS = {  # of hosts beside Llama, `speed.py` measures 4096 in larger models
+    "prefill": {"llama": (512, 2048, 4096, 16384), "others": (512, 2048)},
+    "decode": {"llama": (4096,), "others": (4096,)},
+    "train": {"llama": (512, 2048), "others": (512,)},
+}
+ONCE = 16384  # tokens from which on a prefill is measured once, after one that does not count
 MEMORY = {"llama": (2048, 8192), "bloom": (512, 2048, 4096, 32768), "mpt": (4096,), "gpt2": (4096,)}
-SMALL = {"prefill": (64, 128), "decode": (64,), "train": (64,)}
+SMALL = {kind: {"llama": (64, 128), "others": (64,)} for kind in LENGTHS}
 FAR = 1_000_000  # a position
 
 
@@ -38,7 +43,7 @@ def measure_time(sides: tuple[Side, ...], kind: str, sizes: Sizes) -> dict[str, 
     steps = {side.name: side.step(WORKS[kind], sizes) for side in sides}
     for step in steps.values():
         step()
-    repeats = sizes.decode_repeats if kind == "decode" else sizes.repeats
+    repeats = sizes.decode_repeats if kind == "decode" else sizes.repeats if sizes.tokens < ONCE else 1
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -96,7 +101,7 @@ def measure(sizes: Sizes, quick: bool) -> dict[str, Any]:
     times: dict[str, Any] = {}
     for kind, lengths in (SMALL if quick else LENGTHS).items():
         for host in HOSTS:
-            for n in lengths:
+            for n in lengths["llama" if host == "llama" else "others"]:
                 given = replace(sizes, tokens=n)
                 with compiled_flex(), torch.inference_mode(kind != "train"):
                     found = measure_time(measured_sides(host, kind, given, flex=not quick and n == 2048), kind, given)

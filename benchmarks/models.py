@@ -38,7 +38,7 @@ class Sizes:
     heads: int = 8
     vocab: int = 8192
     tokens: int = 4096
-    repeats: int = 5
+    repeats: int = 4
     decode_repeats: int = 60
     device: str = "cpu"
     dtype: str = "float32"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .finetuning.run import finetune
     from .patches import list_architectures, register_patch
     from .patching import get_encoding, patch_model, patched, support, unpatch_model
-    from .registry import list_encodings
+    from .registry import list_encodings, register_encoding
     from .verification import Verification, verify
 
 # name → module; imported on first use, so that `import hf_posenc` costs nothing
@@ -33,6 +33,7 @@ _PUBLIC = {
     "list_encodings": ".registry",
     "patch_model": ".patching",
     "patched": ".patching",
+    "register_encoding": ".registry",
     "register_patch": ".patches",
     "save_pretrained": ".checkpoint",
     "support": ".patching",
@@ -52,6 +53,7 @@ __all__ = [
     "list_encodings",
     "patch_model",
     "patched",
+    "register_encoding",
     "register_patch",
     "save_pretrained",
     "support",

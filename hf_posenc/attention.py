@@ -67,7 +67,8 @@ def attend(
     if posenc is None:
         raise StateError(
             "a patched attention layer was called without the positions that its model computes; call the whole model, "
-            "or unpatch_model() first"
+            "or unpatch_model() first (where the whole model was called, this architecture does not hand keyword "
+            "arguments down to its attention: of encodings that act in there it can have none)"
         )
     if posenc.layers is not None and module.layer_idx not in posenc.layers:
         return forward(query, key, value, attention_mask, scaling=scaling)

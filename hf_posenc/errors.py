@@ -49,6 +49,6 @@ class DivergedError(PosencError, FloatingPointError):
 def unknown(kind: str, name: object, allowed: Iterable[str], near: str | None = None) -> UnknownNameError:
     """The error for a misspelt `name`, with the one that is meant (or is spelt most alike) and the whole list."""
     names = sorted(allowed)
-    near = near or next(iter(difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)), None)
+    near = near or next(iter(difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)), None)
     hint = f"; did you mean {near!r}?" if near else ""
     return UnknownNameError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")

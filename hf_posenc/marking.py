@@ -13,11 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .errors import CheckpointError
+
 OWN_TYPE = "posenc" + "_"
 OWN_CLASS = "Posenc"
 OWN_CODE = "modeling_" + "posenc"  # the file that an exported model brings along
 HELD = "held"  # in the record: the number in whose place the sentence stands
 GUARDS = ("initializer_range", "init_std", "vocab_size")  # typed in the hosts' own config classes, so it is checked
+
+UNKNOWN = "unknown"  # in the record: whether only the process that made it knows the encoding
 
 _RECORD = "hf_posenc"
 
@@ -27,6 +31,11 @@ def mark(raw: dict[str, Any]) -> dict[str, Any]:
     record = raw.get(_RECORD)
     if not isinstance(record, dict) or record.get("native") is not False or is_marked(raw):
         return raw
+    if record.get(UNKNOWN):
+        raise CheckpointError(
+            f"{record.get('encoding')} is an encoding that only this process knows: no saved file could be read again; "
+            "hf_posenc.register_encoding(its class) first, before patching, and again wherever it is loaded"
+        )
     new = {**raw, "model_type": OWN_TYPE + raw["model_type"]}
     new["architectures"] = [OWN_CLASS + name.removeprefix(OWN_CLASS) for name in raw.get("architectures") or []]
     guard = next((key for key in GUARDS if key in raw), None)

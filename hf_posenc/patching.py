@@ -13,6 +13,7 @@ from torch import nn
 from . import record
 from .auto import register_loaders
 from .encodings import Encoding
+from .encodings.sound import check_sound
 from .errors import EffectError, PosencError, StateError, UnsupportedError, unknown
 from .ledger import Ledger
 from .marking import write_marked
@@ -66,6 +67,11 @@ def find_backbone(model: nn.Module) -> tuple[Patch, Any]:
         if patch is not None and isinstance(module, patch.backbone_type()):
             return patch, module
     found = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if patches.get(found) is not None:
+        wanted = patches[found].backbone_type()  # type: ignore[union-attr]
+        raise UnsupportedError(
+            f"the patch of {found!r} looks for a {wanted.__name__}, and this {type(model).__name__} holds none"
+        )
     raise UnsupportedError(f"no patch for the architecture {found!r}; supported: {', '.join(list_architectures())}")
 
 
@@ -90,7 +96,9 @@ def patch_model(model: M, encoding: str | Encoding, /, **options: Any) -> M:
     reason = patch.refusal(wanted, backbone.config)
     if reason is not None:
         raise UnsupportedError(f"{wanted.name} on {backbone.config.model_type}: {reason}")
-    install(model, patch, backbone, patch.complete(wanted, backbone))
+    complete = patch.complete(wanted, backbone)
+    check_sound(complete, patch.geometry(backbone))
+    install(model, patch, backbone, complete)
     return model
 
 

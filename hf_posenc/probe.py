@@ -185,6 +185,19 @@ class Probe:
         """The tables in effect against the formula in double precision."""
         return Check(*check_numbers(self.backbone, self.state.encoding, self.patch))
 
+    def paired(self) -> Check | None:
+        """Our rotation against the host's own, where ours takes its place in the attention function."""
+        try:
+            self.patch.prove(self.backbone, self.state.encoding)
+        except EffectError:  # to set a damaged patch aside and put it back would mend it
+            return None
+        with self.state.ledger.suspended():
+            found = self.patch.pairs_error(self.backbone, self.state.encoding, self.ids)
+        if found is None:
+            return None
+        limit = 10 * _SHARE.get(next(self.model.parameters()).dtype, 1e-1)
+        return Check("pairs = the host's", found <= limit, found, limit, "queries and keys five tokens on, by us")
+
     def cached(self) -> Check:
         """One call against a prefill, a chunk and single steps with a cache."""
         if not self.patch.cached(self.backbone.config):

@@ -10,7 +10,8 @@ import transformers
 from . import __version__
 from .encodings import Encoding
 from .errors import CheckpointError, PosencError
-from .registry import create
+from .marking import UNKNOWN
+from .registry import ENCODINGS, create
 
 VERSION = 1
 KEY = "hf_posenc"
@@ -44,6 +45,7 @@ def make(encoding: Encoding, before: Any, after: Any, native: bool) -> dict[str,
         "encoding": encoding.name,
         "options": encoding.options(),
         "native": native,
+        **({} if native or encoding.name in ENCODINGS else {UNKNOWN: True}),
         "base": {key: old[key] for key in TOUCHED if key in old and old[key] != new.get(key)},
         "hf_posenc": __version__,
         "transformers": transformers.__version__,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
 from . import encodings as e
@@ -149,6 +149,24 @@ _TAKEN_FROM_OTHERS = {
     "base": "rope_theta",
     "original_length": "original_max_position_embeddings",
 }
+
+
+def register_encoding(cls: type[Encoding], summary: str = "from outside of this package", paper: str = "") -> None:
+    """Give an encoding of your own a row in the list, so that its name can be patched, saved and loaded.
+
+    `cls`: a frozen dataclass with a `name`; `summary` one sentence, `paper` its source. To be called in each process
+    before the name is used, as by the module that defines the class; the same class again changes nothing. Raises
+    `OptionTypeError` for what is no such class, `OptionError` for a name that is taken.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Encoding) and is_dataclass(cls) and hasattr(cls, "seam")):
+        raise OptionTypeError(f"an encoding is a dataclass below one of hf_posenc.encodings, got {cls!r}")
+    name = cls.__dict__.get("name")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise OptionTypeError(f"{cls.__name__} needs a name: ClassVar[str] = 'a_name' of its own, got {name!r}")
+    there = ENCODINGS.get(name)
+    if there is not None and there.cls is not cls:
+        raise OptionError(f"the name {name!r} is taken by {there.cls.__module__}.{there.cls.__name__}; choose another")
+    ENCODINGS[name] = EncodingRow(name, cls, summary, paper)
 
 
 def list_encodings() -> list[EncodingRow]:

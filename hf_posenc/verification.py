@@ -60,22 +60,25 @@ def verify(model: Any, tokenizer: Any = None, progress: bool = True, save: bool 
     if state is None:
         return Verification(None, (explain_absence(backbone),))
     probe = Probe(model, backbone, state, patch, tokenizer)
-    checks: list[Callable[[], Check]] = [
+    checks: list[Callable[[], Check | None]] = [
         probe.in_effect,
         probe.acts,
         probe.numbers,
+        probe.paired,
         probe.cached,
         probe.padded,
         lambda: probe.reloaded(save),
     ]
-    rows = []
+    rows: list[Check] = []
     with evaluating(model), torch.no_grad():
         for check in tqdm(checks, desc="verify", disable=not progress or not sys.stderr.isatty(), leave=False):
             try:
-                rows.append(check())
+                row = check()
             except StateError as error:  # a hook or a layer of the patch is gone: that is an answer, too
                 rows.append(Check("in effect", False, None, None, str(error)))
                 break
+            if row is not None:
+                rows.append(row)
     return Verification(state.encoding, tuple(rows))
 
 

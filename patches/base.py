@@ -93,6 +93,13 @@ class Patch:
         """(cos, sin) of the host's own rotary module at `positions`, one column a pair; None where it has none."""
         return None
 
+    def pairs_error(self, backbone: Any, encoding: Encoding, ids: Tensor) -> float | None:
+        """How far our rotation of this unpatched host's queries and keys is from its own, as a share of the largest.
+
+        None where an encoding turns nothing that a host with a rotation of its own might pair in another way.
+        """
+        return None
+
     def prove(self, backbone: Any, encoding: Encoding) -> None:
         """Raise `EffectError` unless the seams now do what the encoding says (tables and settings, no forward)."""
         raise NotImplementedError

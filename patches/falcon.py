@@ -6,6 +6,7 @@ A rotation that the host library has a type for leaves a rotary Falcon on its st
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,10 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from hf_posenc.attention import BASES
 from hf_posenc.encodings import Alibi, Encoding, Geometry
 from hf_posenc.ledger import Ledger
-from hf_posenc.positions import find_cache
+from hf_posenc.positions import find_cache, named_arguments
 
 from .base import Patch, add_to_embedding, prove_added, whole_refusal
-from .handover import Handed, HandedPositions, NoRotary, hand_over_calls
+from .handover import Handed, HandedPositions, NoRotary, causal_mask_of, hand_over_calls
 from .native_rope import is_native
 from .own_attention import attend_handed, prove_swapped
 from .rotary_host import RotaryHostPatch
@@ -56,6 +57,21 @@ class InterfaceFalconAttention(FalconAttention):
         return self.dense(out), weights
 
 
+def mask_for_weights(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A pre-hook of a Falcon on its stock path: a call that wants attention weights gets its causal mask in full.
+
+    Under sdpa the host then makes the scores in the open, but is told of no mask, and every token sees later ones.
+    """
+    kwargs = named_arguments(module, args, kwargs)
+    wanted = kwargs.get("output_attentions")
+    wanted = module.config.output_attentions if wanted is None else wanted
+    if wanted and module.config._attn_implementation == "sdpa":
+        open_scores = copy.copy(module.config)
+        open_scores._attn_implementation_internal = "eager"
+        kwargs["attention_mask"] = causal_mask_of(module, open_scores, kwargs, kwargs.get("position_ids"))
+    return (), kwargs
+
+
 class FalconPatch(RotaryHostPatch):
     """Where Falcon keeps its positions: where any rotary host does, and all else in an attention of ours."""
 
@@ -90,6 +106,7 @@ class FalconPatch(RotaryHostPatch):
     def apply(self, backbone: Any, encoding: Encoding, ledger: Ledger) -> None:
         if stays_stock(encoding, backbone.config):
             super().apply(backbone, encoding, ledger)
+            ledger.add_pre_hook(backbone, mask_for_weights)
             return
         geometry = self.geometry(backbone)
         hand_over_calls(backbone, encoding, geometry, ledger, slot="position_ids")

@@ -69,6 +69,20 @@ def hand_over(*args: Any, **kwargs: Any) -> Handed:
     return handed
 
 
+def causal_mask_of(module: Any, config: Any, kwargs: dict[str, Any], positions: Tensor | None) -> Any:
+    """The mask that the host library makes for a call of a backbone, and for the attention that `config` names.
+
+    With `position_ids` and neither mask nor cache it keeps packed sequences apart, as on other hosts.
+    """
+    tokens, n = find_tokens(kwargs)
+    known = inspect.signature(create_causal_mask).parameters
+    cache = {"cache" if "cache" in known else "past_key_values": find_cache(kwargs)}
+    words = module.get_input_embeddings()
+    embeds = words.weight.new_empty(tokens.shape[0], n, 1, device=execution_device(words))
+    mask = kwargs.get("attention_mask")
+    return create_causal_mask(config=config, inputs_embeds=embeds, attention_mask=mask, position_ids=positions, **cache)
+
+
 @dataclass(eq=False)
 class HandOver(DescribeCall):
     """The pre-hook of a backbone whose layers are handed their `Call`.
@@ -99,22 +113,8 @@ class HandOver(DescribeCall):
         return {**kwargs, "attention_mask": prepared, **({} if self.slot is None else {self.slot: handed})}
 
     def make_mask(self, module: Any, kwargs: dict[str, Any], positions: Tensor | None) -> Any:
-        """The mask that the host library makes for our attention: none where the kernel's causal flag is enough.
-
-        With `position_ids` and neither mask nor cache it keeps packed sequences apart, as on other hosts.
-        """
-        tokens, n = find_tokens(kwargs)
-        known = inspect.signature(create_causal_mask).parameters
-        cache = {"cache" if "cache" in known else "past_key_values": find_cache(kwargs)}
-        words = module.get_input_embeddings()
-        embeds = words.weight.new_empty(tokens.shape[0], n, 1, device=execution_device(words))
-        return create_causal_mask(
-            config=module.config,
-            inputs_embeds=embeds,
-            attention_mask=kwargs.get("attention_mask"),
-            position_ids=positions,
-            **cache,
-        )
+        """The mask that the host library makes for our attention: none where the kernel's causal flag is enough."""
+        return causal_mask_of(module, module.config, kwargs, positions)
 
 
 @dataclass(eq=False)

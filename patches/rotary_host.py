@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import importlib
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from hf_posenc.encodings import Distance, Encoding, Geometry, Ntk, Rope, Rotation, Segmented
-from hf_posenc.errors import OptionError
+from hf_posenc.encodings.base import check_type
+from hf_posenc.errors import OptionError, UnsupportedError
+from hf_posenc.layout import SHIFT, pairs_error
 from hf_posenc.ledger import Ledger
 from hf_posenc.offload import held
 from hf_posenc.positions import FillPositions
@@ -64,6 +66,10 @@ class RotaryLayout:
     which_layers: str | None = None
     scaled_embedding: bool = False
 
+    def __post_init__(self) -> None:
+        for field, kind in get_type_hints(type(self)).items():
+            check_type("RotaryLayout", field, getattr(self, field), kind)
+
 
 def position_ids(kwargs: dict[str, Any]) -> Tensor:
     """Where a decoder layer is told its positions."""
@@ -73,18 +79,26 @@ def position_ids(kwargs: dict[str, Any]) -> Tensor:
 class RotaryHostPatch(Patch):
     """Where an architecture with a rotary module keeps its positions.
 
-    `backbone`: modelling file and class below `transformers.models`, as in "llama.LlamaModel".
+    `backbone`: modelling file and class below `transformers.models`, as in "llama.LlamaModel"; raises `OptionError` for
+    other text, and `backbone_type` and `refusal` an `UnsupportedError` for what is not there.
     """
 
     native: ClassVar[str] = "rope"
 
     def __init__(self, backbone: str, layout: RotaryLayout | None = None) -> None:
-        self.package, self.backbone_class = backbone.split(".")
+        self.package, _, self.backbone_class = str(backbone).partition(".")
+        if not (self.package.isidentifier() and self.backbone_class.isidentifier()):
+            raise OptionError(f"a backbone is named by file and class, as in 'llama.LlamaModel', got {backbone!r}")
         self.layout = layout or RotaryLayout()
 
     def backbone_type(self) -> type[nn.Module]:
-        modelling = importlib.import_module(f"transformers.models.{self.package}.modeling_{self.package}")
-        return getattr(modelling, self.backbone_class)
+        name = f"transformers.models.{self.package}.modeling_{self.package}"
+        try:
+            return getattr(importlib.import_module(name), self.backbone_class)
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedError(
+                f"this release of Transformers has no {self.backbone_class} in {name}: {error}"
+            ) from error
 
     def geometry(self, backbone: Any) -> Geometry:
         config, embedding = backbone.config, backbone.get_input_embeddings()
@@ -108,6 +122,18 @@ class RotaryHostPatch(Patch):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return int(head_dim * self.parameters(config).get("partial_rotary_factor", 1.0))
 
+    def pairs(self, config: Any) -> Pairs:
+        """Which channels turn together, as they reach the attention function."""
+        return Pairs(0 if self.layout.start is None else getattr(config, self.layout.start), self.layout.interleaved)
+
+    def pairs_error(self, backbone: Any, encoding: Encoding, ids: Tensor) -> float | None:
+        if not (isinstance(encoding, Rotation) and (encoding.turns_late or isinstance(encoding, Distance))):
+            return None
+        layers = self.layers(backbone.config, encoding)
+        cos, sin = self.tables(backbone, torch.tensor([[0, SHIFT]]))
+        step = cos[:, 1:] / cos[:, :1], sin[:, 1:] / cos[:, :1]  # without the host's own factor
+        return pairs_error(backbone, ids, layers[0] if layers else 0, self.pairs(backbone.config), step)
+
     def layer_types(self, config: Any) -> set[str | None]:
         """The types of layers that have tables of their own, or None alone."""
         return {None} if self.layout.layer_type is None else set(config.layer_types)
@@ -121,6 +147,13 @@ class RotaryHostPatch(Patch):
         return None
 
     def refusal(self, encoding: Encoding, config: Any) -> str | None:
+        layout = self.layout
+        for field in (layout.start, layout.which_layers, None if layout.layer_type is None else "layer_types"):
+            if field is not None and not hasattr(config, field):
+                return f"the layout of its patch names {field!r}, and this config has no such field"
+        kinds = getattr(config, "layer_types", ())
+        if layout.layer_type is not None and layout.layer_type not in kinds:
+            return f"the layout of its patch names layers of type {layout.layer_type!r}, which this config has none of"
         if encoding.seam in ("rotation", "score") and self.layers(config, encoding) == ():
             return f"it goes to the layers with {self.layout.layer_type or 'a rotation'}, and this config has none"
         capped = getattr(config, "attn_logit_softcapping", None) is not None
@@ -152,10 +185,8 @@ class RotaryHostPatch(Patch):
         else:
             ledger.set_module(backbone, "rotary_emb", self.rotary_beside(encoding, config, host).to(device))
         if encoding.inside_attention:
-            start = 0 if self.layout.start is None else getattr(config, self.layout.start)
-            pairs = Pairs(start, self.layout.interleaved)
             layers, how = self.layers(config, encoding), {"host_turns": True, "stores_turned": True}
-            describe_calls(backbone, encoding, geometry, ledger, pairs, layers, **how)
+            describe_calls(backbone, encoding, geometry, ledger, self.pairs(config), layers, **how)
         elif encoding.seam == "embedding":  # and nope is silence alone
             add_to_embedding(backbone, backbone.layers[0], encoding, geometry, position_ids, ledger)
             ledger.add_pre_hook(backbone, FillPositions())

@@ -18,6 +18,7 @@ from hf_posenc.encodings import Yarn
 FOUR = {"original_max_position_embeddings": LENGTH, "factor": 4}
 BAD_OPTIONS = [
     ("yarm", {}, ValueError, "'yarm'|did you mean 'yarn'|alibi|longrope"),
+    ("ALIBI", {}, ValueError, "'ALIBI'|did you mean 'alibi'"),
     ("nothing like it", {}, ValueError, "'nothing like it'|yarn"),
     ("", {}, ValueError, "''|yarn"),
     (None, {}, TypeError, "None|name"),

@@ -23,7 +23,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from hf_posenc import PosencError, demo, from_pretrained, patch_model, patches
+from hf_posenc import PosencError, demo, from_pretrained, patch_model, patches, registry
 from hf_posenc.cli import app
 from hf_posenc.evaluate import cells
 from hf_posenc.evaluate.limits import past_aim
@@ -84,7 +84,10 @@ def a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("COLUMNS", "250")
     shutil.copy(ROOT / "benchmarks" / "prose.txt", "book.txt")
     registered, level = dict(patches._registered), logging.getLogger("transformers").level
+    rows = dict(registry.ENCODINGS)
     yield
+    registry.ENCODINGS.clear()
+    registry.ENCODINGS.update(rows)
     patches._registered.clear()
     patches._registered.update(registered)
     logging.getLogger("transformers").setLevel(level)

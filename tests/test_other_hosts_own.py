@@ -54,6 +54,23 @@ def test_falcons_bias_is_added_once() -> None:
         assert_same(logits(patch_model(model, "alibi"), ids), right, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["rope", "yarn"])
+def test_falcons_weights_are_those_of_its_logits(name: str) -> None:
+    """Stock Falcon under sdpa, asked for its attention weights, makes its scores without a mask."""
+    ids, stock = text(LENGTH), tiny_host("falcon", attn_implementation="sdpa")
+    asked: dict[str, Any] = {"input_ids": ids, "output_attentions": True}
+    with torch.no_grad():
+        assert difference(stock(**asked).logits, logits(stock, ids)) > 1e-2
+        model = patch_model(stock, name, **({"factor": 4} if name == "yarn" else {}))
+        out = model(**asked)
+        assert_same(out.logits, logits(model, ids), 1e-5)
+        assert all(float(weights.triu(1).abs().max()) == 0 for weights in out.attentions)
+        mask = torch.ones_like(ids)
+        mask[:, :5] = 0
+        padded = model(**asked, attention_mask=mask).logits[:, 5:]
+        assert_same(padded, logits(model, ids, attention_mask=mask)[:, 5:], 1e-5)
+
+
 def test_falcons_factor_stretches_its_own_slopes() -> None:
     """Its slopes are divided by the square root of the head width, with the scores: of a rotary Falcon they are not."""
     kinds = {host: get_encoding(Pair(host, "alibi", {"factor": 2}).patched()) for host in ("falcon", "falcon-alibi")}

@@ -258,8 +258,10 @@ def test_a_release_whose_flex_attention_takes_no_bias_is_told_so(monkeypatch: py
     [
         ("t5_bias", {"num_buckets": 6}, "multiple of 4"),
         ("t5_bias", {"max_distance": 16}, "beyond half"),
+        ("t5_bias", {"max_distance": 10**12}, "up to 1048576"),
         ("kerple", {"seed": -1}, "seed"),
-        ("fire", {"initial_c": 0.0}, "above 0"),
+        ("fire", {"initial_c": 0.0}, "1e-6 or more"),
+        ("fire", {"initial_c": 1e-300}, "1e-6 or more"),
         ("fire", {"initial_length": 0.5}, "at least 1"),
         ("sandwich", {"bar_d": 7}, "even"),
     ],

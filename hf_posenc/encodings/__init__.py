@@ -3,7 +3,7 @@
 from .absolute import Learned, Nope, Sinusoidal
 from .base import ADD_ONS, Encoding, Geometry
 from .bias import Bias, Fire, Kerple, Sandwich, ScoreBias, T5Bias
-from .distance import Distance, LeakyRerope, Rerope, SelfExtend
+from .distance import Distance, LeakyRerope, Rerope, SelfExtend, View
 from .dual_chunk import DualChunk
 from .log_scaled import LogScaled
 from .rotary import Linear, Llama3, Ntk, NtkByParts, NtkMixed, PRope, Rope, Rotation, ScaledRotation, Yarn
@@ -44,6 +44,7 @@ __all__ = [
     "SelfExtend",
     "Sinusoidal",
     "T5Bias",
+    "View",
     "Xpos",
     "Yarn",
 ]

@@ -13,13 +13,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Encoding, Seam, above, at_least
+from .base import Encoding, Seam, at_least
 from .score import alibi_slopes
 
 LEAST = 1e-2  # of a parameter of KERPLE's, as in its released code
 MOST_POWER = 2.0  # beyond it the power is no longer a kernel (2205.09921, theorem 1 and table 1)
 STEP = 1e-6  # of FIRE's normaliser: no distance is divided by zero
 WIDTH = 32  # FIRE's hidden units
+MOST_DISTANCE = 2**20  # of T5's last bucket, in tokens
 CHUNK = 2**14  # pairs of positions at a time, so that the hidden units of all stay in a CPU's cache: 15 times faster
 
 
@@ -104,14 +105,14 @@ class T5Bias(Bias):
     def check(self) -> None:
         even = self.num_buckets >= 4 and self.num_buckets % 4 == 0
         self.require(even and self.num_buckets <= 4096, "num_buckets", "a multiple of 4, up to 4096")
-        far = self.max_distance > self.num_buckets // 2
-        self.require(far and at_least(self.max_distance, 1), "max_distance", "a distance beyond half of num_buckets")
+        far = self.num_buckets // 2 < self.max_distance <= MOST_DISTANCE
+        self.require(far, "max_distance", f"a distance in tokens beyond half of num_buckets, up to {MOST_DISTANCE}")
 
     def module(self, num_heads: int, both_ways: bool = False) -> T5Table:
         reach = torch.arange(self.max_distance + 1, device="cpu")
         one_way = self.num_buckets // 2 if both_ways else self.num_buckets
         buckets = t5_bucket(reach, one_way, self.max_distance, False)
-        nearest = torch.stack([reach[buckets >= k].min() for k in range(one_way)])
+        nearest = torch.searchsorted(buckets, torch.arange(one_way, device="cpu"))  # buckets rise with the distance
         weight = -nearest[:, None].float() * cpu_slopes(num_heads)
         return T5Table(torch.cat((weight, weight)) if both_ways else weight, self.max_distance, both_ways)
 
@@ -214,7 +215,7 @@ class Fire(Bias):
     seed: int = 0
 
     def check(self) -> None:
-        self.require(above(self.initial_c, 0), "initial_c", "a number above 0")
+        self.require(at_least(self.initial_c, 1e-6), "initial_c", "a number of 1e-6 or more")
         self.require(at_least(self.initial_length, 1), "initial_length", "a length in tokens, at least 1")
         self.require(0 <= self.seed < 2**31, "seed", "a whole number from 0 to 2^31 - 1")
 

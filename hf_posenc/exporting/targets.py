@@ -91,6 +91,10 @@ def for_transformers(about: Subject) -> Verdict:
         return Verdict("transformers", "config", f"its own type, in config.json alone{said}")
     if encoding.name not in ENCODINGS:
         return Verdict("transformers", "refused", f"{encoding.name} has no row in the registry: no file can name it")
+    if not type(encoding).__module__.startswith("hf_posenc."):
+        where = type(encoding).__module__
+        said = f"{encoding.name} comes from outside of hf_posenc, from {where}, whose code would not be in the folder"
+        return Verdict("transformers", "refused", said)
     if about.remote_code:
         return Verdict(
             "transformers", "refused", "the model is code of its own already, and one cannot stand on another"
@@ -144,7 +148,7 @@ def needs_factors(encoding: Encoding | None) -> bool:
         return False
     if isinstance(encoding, NtkByParts) and not encoding.truncate:
         return True
-    own = encoding.name not in ENCODINGS or typed(encoding, dim=4) is None  # any width will do
+    own = not type(encoding).__module__.startswith("hf_posenc.") or typed(encoding, dim=4) is None  # any width will do
     return own or isinstance(encoding, (Llama3, LongRope))
 
 

@@ -23,12 +23,13 @@ def check_lengths(model: Any, data: DataSettings) -> int | None:
         if target is None:
             raise OptionError(
                 f"data: mode={data.mode!r} needs the length that the positions are drawn to, and this encoding aims at "
-                "none in particular; give target_length=…"
+                "none in particular; give target_length=… (--target-length)"
             )
     longest, name = (target, "target_length") if target is not None else (data.max_length, "max_length")
     if data.mode in FAR and longest < data.max_length:
         raise OptionError(
-            f"data: target_length={longest} is below max_length={data.max_length}, the length of a window"
+            f"data: target_length={longest} is below max_length={data.max_length}, the length of a window; give a "
+            "longer target_length (--target-length), or shorter windows (--max-length)"
         )
     if end is not None and longest > end:
         raise ReachError(

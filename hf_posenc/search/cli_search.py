@@ -91,7 +91,7 @@ def verdict_table(result: Any) -> Any:
 
     from .state import perplexity
 
-    table = Table(title="perplexity, on the search's texts and on others")
+    table = Table(title="perplexity (of the answers alone with passkeys), on what was searched on and on others")
     for column in ("encoding", "searched", "held out"):
         table.add_column(column, justify="left" if column == "encoding" else "right")
     for name, value in result.perplexities.items():
@@ -106,6 +106,6 @@ def said(result: Any, out: Path) -> list[str]:
     won = (
         f"the search won ({ran})"
         if result.winner == "search"
-        else f"no candidate beat {result.winner} on held-out text, so that is the result ({ran})"
+        else f"no candidate beat {result.winner} on what was held out, so that is the result ({ran})"
     )
     return [won, f"written to {out}; plain Transformers reads {out / 'model'}"]
