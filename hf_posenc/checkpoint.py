@@ -17,12 +17,13 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from . import adapters, record
 from .auto import register
 from .encodings import Encoding, Learned
 from .errors import CheckpointError, OptionError, OptionTypeError, StateError
+from .heads import loader_of
 from .ledger import Ledger
 from .marking import MarkedOnDisk, plain
 from .owned import OWN, check_adapter, fill_own
@@ -48,14 +49,15 @@ def from_pretrained(
     *,
     encoding: str | Encoding | None = None,
     options: dict[str, Any] | None = None,
-    auto_class: Any = AutoModelForCausalLM,
+    auto_class: Any = None,
     **kwargs: Any,
 ) -> Any:
     """Load a checkpoint, an adapter folder or a merged model, and put its patch back in.
 
     With `encoding` that one is put in instead, whether or not the checkpoint was patched; the options of a name stand
-    beside it (`encoding="yarn", factor=4`) or in `options`. All other keyword arguments go to Transformers. Weights are
-    read from safetensors only.
+    beside it (`encoding="yarn", factor=4`) or in `options`. `auto_class`: by default what loads the class that the
+    checkpoint names under `architectures`, so that its head stays; without one, `AutoModelForCausalLM`. All other
+    keyword arguments go to Transformers. Weights are read from safetensors only.
 
     Raises `CheckpointError` for a folder or record that cannot be read, `StateError` where another encoding cannot
     take the place of the saved one, and what `patch_model` raises.
@@ -70,6 +72,7 @@ def from_pretrained(
     gguf = {"gguf_file": kwargs["gguf_file"]} if "gguf_file" in kwargs else {}
     found = copy.deepcopy(kwargs.pop("config", None)) or load_config(path, {**hub, **gguf})
     saved, config = read_record(found, path), plain(found)
+    auto_class = auto_class or loader_of(config, bool(kwargs.get("trust_remote_code")))
     if saved is None:
         model = load_weights(auto_class, path, config, kwargs)
         drop_spent_quantization(model, model.config, Ledger())  # for good: it can be saved unpatched, too

@@ -114,7 +114,8 @@ def patch(
     held = _held(model)
     if held:
         typer.echo(f"hf-posenc: {model} holds {held}: out it goes, {encoding} comes in, from the trained length")
-    loaded = load_model(model, encoding=encoding, options=options, dtype=dtype, device="cpu", gguf_file=gguf_file)
+    how: dict[str, Any] = {"dtype": dtype, "device": "cpu", "gguf_file": gguf_file, "own_head": True}
+    loaded = load_model(model, encoding=encoding, options=options, **how)
     if check:
         _require(hf_posenc.verify(loaded, tokenizer))
     loaded.save_pretrained(folder)

@@ -127,6 +127,8 @@ class PosencLM(HFLM):  # type: ignore[misc]
 
     def _create_model(self, pretrained: str, *args: Any, **kwargs: Any) -> None:
         """Base, then encoding, then adapter, on the device."""
+        from transformers import AutoModelForCausalLM
+
         import hf_posenc
         from hf_posenc import adapters
         from hf_posenc.checkpoint import POSENC_CONFIG, read_beside
@@ -144,6 +146,7 @@ class PosencLM(HFLM):  # type: ignore[misc]
         if encoding is None and peft and Path(peft, POSENC_CONFIG).is_file():
             encoding = read_beside(Path(peft, POSENC_CONFIG))
         options = self._options if isinstance(encoding, str) else None
+        given = {"auto_class": AutoModelForCausalLM, **given}
         model = hf_posenc.from_pretrained(pretrained, encoding=encoding, options=options, **given)
         if peft:
             model = adapters.attach(model, peft)

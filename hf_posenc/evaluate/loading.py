@@ -70,15 +70,22 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | None = None,
     gguf_file: str | None = None,
+    own_head: bool = False,
 ) -> Any:
-    """The causal language model `name` in eval mode, with `encoding`, or else with the patch that its folder holds."""
+    """The causal language model `name` in eval mode, with `encoding`, or else with the patch that its folder holds.
+
+    `own_head`: with the head that the checkpoint names, whichever that is.
+    """
+    from transformers import AutoModelForCausalLM
+
     import hf_posenc
 
     kwargs: dict[str, Any] = {} if encoding is None else {"encoding": encoding, "options": options}
     kwargs |= {"dtype": dtype if dtype == "auto" else parse_dtype(dtype)}
+    kwargs |= {} if own_head else {"auto_class": AutoModelForCausalLM}
     if gguf_file:
         kwargs["gguf_file"] = gguf_file
-    place = parse_device(device)
+    place, what = parse_device(device), "a model" if own_head else "a causal language model"
     try:
         model = hf_posenc.from_pretrained(resolve_model(name), **kwargs)
         return model.eval().to(place)
@@ -87,7 +94,7 @@ def load_model(
     except ImportError as error:
         raise OptionError(f"cannot load {name!r}: {_first_line(error)}") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot load a causal language model from {name!r}: {_first_line(error)}") from error
+        raise CheckpointError(f"cannot load {what} from {name!r}: {_first_line(error)}") from error
 
 
 def load_tokenizer(name: str, *, gguf_file: str | None = None) -> Any:

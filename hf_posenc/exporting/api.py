@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import MODEL_MAPPING
+
 from hf_posenc import __version__, marking
 from hf_posenc.encodings import Learned, Segmented
 from hf_posenc.errors import CheckpointError, StateError, UnsupportedError, unknown
+from hf_posenc.heads import auto_classes
 from hf_posenc.patching import find_backbone
 
 from . import bundle
@@ -152,22 +155,14 @@ def write_code(model: Any, about: Subject, folder: Path) -> dict[str, str]:
     """The modelling file, and the `auto_map` that names its classes."""
     _, backbone = find_backbone(model)
     host = type(marking.plain(copy.copy(model.config)))
-    classes = list(dict.fromkeys([type(model), type(backbone)]))
+    # the host library's AutoModel may have one class more around the backbone (OPT)
+    bare = next((cls for cls in [MODEL_MAPPING.get(host, None)] if isinstance(cls, type)), type(backbone))
+    classes = list(dict.fromkeys([type(model), bare]))
     text = bundle.modelling_file(about.patch, host, classes, __version__, marking.OWN_CLASS)
-    (folder / f"{marking.OWN_CODE}.py").write_text(text, encoding="utf-8")
+    file = folder / f"{marking.OWN_CODE}.py"
+    file.write_text(text, encoding="utf-8")
+    bundle.prove_file(file)
     found = {"AutoConfig": host}
     for cls in classes:
         found |= {auto: cls for auto in auto_classes(host, cls) if auto not in found}
     return {auto: f"{marking.OWN_CODE}.{marking.OWN_CLASS}{cls.__name__}" for auto, cls in found.items()}
-
-
-def auto_classes(host: type, model_class: type) -> list[str]:
-    """The auto classes that make a `model_class` of a config of class `host`."""
-    from transformers.models.auto import modeling_auto
-
-    found = []
-    for name, auto in vars(modeling_auto).items():
-        mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
-        if mapping is not None and not name.startswith("_") and host in mapping and mapping[host] is model_class:
-            found.append(name)
-    return found

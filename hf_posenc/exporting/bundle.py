@@ -14,10 +14,14 @@ import importlib
 import importlib.util
 import inspect
 import re
+import sys
+import types
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from transformers.dynamic_module_utils import get_imports
 
 from hf_posenc.errors import UnsupportedError
 from hf_posenc.patches import Patch
@@ -27,6 +31,7 @@ RUNTIME = f"{PACKAGE}.exporting.runtime"  # what an exported model does in its c
 
 # names under which attention functions are registered: others in every version, as two may meet in one process
 _REGISTERED = re.compile(r"\bposenc_(?=sdpa|eager|flex_attention|[\"'{])")
+_OWN_NAMES = re.compile(r"\bposenc_[0-9a-f]{8}_")
 
 
 @dataclass
@@ -41,6 +46,7 @@ class Module:
     aliases: dict[str, str] = field(default_factory=dict)  # `from .x import a as b`
     without: list[ast.stmt] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    passed_on: list[str] = field(default_factory=list)  # names from within, as a package's own file imports them
 
 
 def is_ours(name: str, roots: tuple[str, ...]) -> bool:
@@ -93,6 +99,7 @@ def take_import(module: Module, node: Any, package: str, roots: tuple[str, ...])
             module.namespaces[alias.asname or alias.name] = inner
         else:
             module.within.append(base)
+            module.passed_on.append(alias.asname or alias.name)
             if alias.asname and alias.asname != alias.name:
                 module.aliases[alias.asname] = alias.name
     return True
@@ -190,7 +197,8 @@ def joined(roots: tuple[str, ...]) -> str:
         lines += [module.code] if module.code.strip() else []
         alias = used_as_namespace.get(module.name)
         if alias is not None:
-            members = ", ".join(f"{name}={name}" for name in by_name[module.name].names)
+            held = dict.fromkeys(by_name[module.name].names + by_name[module.name].passed_on)
+            members = ", ".join(f"{name}={name}" for name in held)
             lines.append(f"{alias} = types.SimpleNamespace({members})")
         if lines:
             parts.append(f"# {module.name}: {module.summary}")
@@ -225,9 +233,36 @@ def modelling_file(patch: Patch, config_class: Any, model_classes: list[type], v
     ]
     for model_class in model_classes:
         parts += [stock_import(model_class), subclass(model_class, f"{prefix}{config_class.__name__}", prefix)]
-    text = "\n\n".join(parts)
-    compile(text, "<exported>", "exec")
-    return text
+    return "\n\n".join(parts)
+
+
+def prove_file(file: Path) -> None:
+    """Load the file as whoever is given it will; raises `UnsupportedError` where that cannot be done."""
+    needed = set(get_imports(file)) - set(sys.stdlib_module_names) - {"torch", "transformers"}
+    if needed:
+        raise UnsupportedError(
+            f"the modelling file that was put together imports {', '.join(sorted(needed))}, which Transformers asks "
+            "for before it loads it; an exported model needs torch and Transformers alone, so import that by importlib"
+        )
+    run_once(file.read_text(encoding="utf-8"))
+
+
+@cache
+def run_once(text: str) -> None:
+    """Execute the file's text under names of its own: attention functions of a model that is loaded from such a file,
+    which may be there, stay what they are.
+    """
+    trial = types.ModuleType("posenc_trial")
+    sys.modules[trial.__name__] = trial  # where `dataclass` looks names up
+    try:
+        exec(compile(_OWN_NAMES.sub("posenc_trial_", text), "<exported>", "exec"), vars(trial))
+    except Exception as error:  # a source that cannot stand in one file may raise anything
+        raise UnsupportedError(
+            f"the modelling file that was put together cannot be imported ({type(error).__name__}: {error}); a module "
+            "that a patch needs uses what one file cannot give it: import names, not modules, there"
+        ) from error
+    finally:
+        del sys.modules[trial.__name__]
 
 
 def stock_import(cls: type) -> str:

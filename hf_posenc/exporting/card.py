@@ -24,7 +24,7 @@ def loading(verdict: Verdict, about: Subject, path: Path) -> list[str]:
         lines = [f"python llama.cpp/convert_hf_to_gguf.py {path} --outfile model.gguf"]
         return lines + ([f"{COMPLETE} model.gguf {path}"] if loses_a_part(about.encoding) else [])
     remote = ", trust_remote_code=True" if verdict.how == "code" or about.remote_code else ""
-    return [f'model = AutoModelForCausalLM.from_pretrained("{path}"{remote})']
+    return [f'model = {about.loader}.from_pretrained("{path}"{remote})']
 
 
 def card(verdict: Verdict, about: Subject, model: Any, notes: list[str]) -> str:
@@ -36,7 +36,7 @@ def card(verdict: Verdict, about: Subject, model: Any, notes: list[str]) -> str:
         parts += [*changed(about), ""]
     parts += ["## Load it", "", f"```{'python' if verdict.target == 'transformers' else 'sh'}"]
     if verdict.target == "transformers":
-        parts += ["from transformers import AutoModelForCausalLM", ""]
+        parts += [f"from transformers import {about.loader}", ""]
     parts += [*loading(verdict, about, Path(".")), "```", ""]
     if verdict.how == "code":
         parts += [
@@ -59,7 +59,7 @@ def changed(about: Subject) -> list[str]:
     lines = [f"`{encoding.name}`: {known.summary} ({known.paper})." if known else f"`{encoding.name}`."]
     source = str(getattr(about.config, "_name_or_path", "") or "")
     if source:
-        lines.append(f"Made from `{Path(source).name if Path(source).exists() else source}`; no weight was changed.")
+        lines.append(f"Made from `{Path(source).name if Path(source).exists() else source}`.")
     lines += ["", "| option | value |", "|---|---|"]
     for key, value in encoding.options().items():
         text = f"{len(value)} numbers, see config.json" if isinstance(value, list) and len(value) > 8 else str(value)

@@ -70,7 +70,8 @@ def export_command(
     elif options:
         raise OptionError(f"{', '.join(options)} without --encoding: name the encoding that takes it")
     check_place(out, overwrite)
-    loaded = load_model(model, encoding=encoding, options=options, dtype=dtype, device="cpu", gguf_file=gguf_file)
+    how: dict[str, Any] = {"dtype": dtype, "device": "cpu", "gguf_file": gguf_file, "own_head": True}
+    loaded = load_model(model, encoding=encoding, options=options, **how)
     found = None  # the one beside the model, which `export` finds
     if tokenizer or gguf_file:
         found = load_tokenizer(tokenizer or model, gguf_file=None if tokenizer else gguf_file)

@@ -6,9 +6,11 @@ Llama graph and its YaRN).
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from hf_posenc import marking
 from hf_posenc.encodings import (
     Distance,
     DynamicNtk,
@@ -23,6 +25,7 @@ from hf_posenc.encodings import (
     Segmented,
 )
 from hf_posenc.encodings.frequencies import yarn_temperature
+from hf_posenc.heads import auto_classes, loader_of
 from hf_posenc.patches import Patch, RotaryHostPatch
 from hf_posenc.patches.native_rope import typed
 from hf_posenc.patching import find_backbone, get_encoding
@@ -52,13 +55,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Subject:
-    """What the verdicts are about: an encoding (None: as the model was trained) in one host."""
+    """What the verdicts are about: an encoding (None: as the model was trained) in one host, under one head.
+
+    `loader`: the class of Transformers that loads it, an auto class where one finds the model's own.
+    """
 
     encoding: Encoding | None
     patch: Patch
     config: Any
     native: bool
     remote_code: bool
+    loader: str
 
     @property
     def flat_rope(self) -> bool:
@@ -72,7 +79,16 @@ def subject(model: Any) -> Subject:
     encoding = get_encoding(model)
     record = getattr(backbone.config, "hf_posenc", None)
     native = encoding is None or bool(isinstance(record, dict) and record["native"])
-    return Subject(encoding, patch, backbone.config, native, type(model).__module__.startswith("transformers_modules"))
+    remote = type(model).__module__.startswith("transformers_modules")
+    return Subject(encoding, patch, backbone.config, native, remote, loader_name(model, remote))
+
+
+def loader_name(model: Any, remote_code: bool) -> str:
+    """The class of Transformers to load a model with."""
+    host = type(marking.plain(copy.copy(model.config)))
+    if remote_code:
+        return str(loader_of(model.config, trust_remote_code=True).__name__)
+    return next(iter(auto_classes(host, type(model))), type(model).__name__)
 
 
 def row(about: Subject) -> tuple[Verdict, ...]:

@@ -66,11 +66,13 @@ def merge(folder: Path, tokenizer: Any, **how: Any) -> Path:
 
     The adapter is read from the disk again, so that what is merged is what was saved.
     """
+    from transformers import AutoModelForCausalLM
+
     import hf_posenc
 
     out = folder / MERGED
     with quiet_loading():
-        model = hf_posenc.from_pretrained(folder, **how)
+        model = hf_posenc.from_pretrained(folder, auto_class=AutoModelForCausalLM, **how)
         hf_posenc.save_pretrained(model.merge_and_unload(), out)
     if tokenizer is not None:
         tokenizer.save_pretrained(out)

@@ -117,13 +117,14 @@ def load_named(settings: Settings, name: str | None, group: dict[str, Any]) -> A
 def load_quantized(settings: Settings, name: str | None, group: dict[str, Any]) -> Any:
     """The base in 4 bits (NF4), patched."""
     import torch
-    from transformers import BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     import hf_posenc
 
     how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
     patch: dict[str, Any] = {} if name is None else {"encoding": name, "options": group or None}
-    return hf_posenc.from_pretrained(loading.resolve_model(settings.model), quantization_config=how, **patch)
+    patch |= {"auto_class": AutoModelForCausalLM, "quantization_config": how}
+    return hf_posenc.from_pretrained(loading.resolve_model(settings.model), **patch)
 
 
 def in_effect(model: Any, wanted: Any) -> bool:
