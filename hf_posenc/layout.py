@@ -20,9 +20,9 @@ from .rotation import Pairs, rotate
 
 WATCHING = "posenc_watching"  # as an attention implementation
 SHIFT = 5  # tokens; fewer than any pair needs for a whole turn
-Handed = tuple[Tensor, Tensor]  # queries and keys, as they reach the attention function
+QueryKey = tuple[Tensor, Tensor]  # queries and keys, as they reach the attention function
 
-_seen: ContextVar[dict[int, Handed] | None] = ContextVar("seen", default=None)
+_seen: ContextVar[dict[int, QueryKey] | None] = ContextVar("seen", default=None)
 
 
 def posenc_watching(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Attended:
@@ -37,10 +37,10 @@ AttentionInterface.register(WATCHING, posenc_watching)
 AttentionMaskInterface.register(WATCHING, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
 
 
-def handed(backbone: Any, ids: Tensor, positions: Tensor) -> dict[int, Handed]:
+def handed(backbone: Any, ids: Tensor, positions: Tensor) -> dict[int, QueryKey]:
     """Queries and keys of each layer, by its index, that reach the attention function of an unpatched backbone."""
     config = backbone.config
-    seen: dict[int, Handed] = {}
+    seen: dict[int, QueryKey] = {}
     before, token = config._attn_implementation_internal, _seen.set(seen)
     config._attn_implementation_internal = WATCHING
     try:

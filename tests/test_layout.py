@@ -70,6 +70,10 @@ def test_a_layout_that_cannot_be() -> None:
         register_patch("olmo", RotaryHostPatch("olmo.OlmoModel", RotaryLayout(**{field: "nofield"})))
         with pytest.raises(UnsupportedError, match="names 'nofield', and this config has no such field"):
             patch_model(model("olmo"), "yarn", factor=4)
+    patches._registered.pop("olmo", None)
+    register_patch("olmo", RotaryHostPatch("olmo.OlmoModel", RotaryLayout(layer_type="foo")))
+    with pytest.raises(UnsupportedError, match="names"):
+        patch_model(model("olmo"), "yarn", factor=4)
 
 
 @pytest.mark.parametrize("name", ["olmo", "olmo.", "a.b.c", "olmo OlmoModel"])

@@ -22,7 +22,7 @@ LAYERS = [
     ["encodings"],
     ["registry", "ledger", "rotation", "late", "views", "viewed", "biases", "flex_bias", "linear_bias"],
     ["attention", "modules", "turned_keys"],
-    ["positions", "record"],
+    ["positions", "record", "layout", "heads"],
     ["patches", "formulas", "reference_bias", "eval_tasks"],
     ["patching"],
     ["checkpoint", "owned", "adapters"],
