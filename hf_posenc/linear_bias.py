@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -119,10 +120,10 @@ def _flash() -> Any:
 
 def through_flash(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, scaling: float) -> Tensor:
     """Causal attention with -m_h·(i - j) by flash-attn, whose last query sees the last key; (batch, n, heads, d)."""
-    from flash_attn import flash_attn_func  # type: ignore[import-not-found]
+    flash_attn = importlib.import_module("flash_attn")  # not `import`: an exported model is not to ask for it
 
     given = (x.transpose(1, 2) for x in (query, key, value))
-    out: Tensor = flash_attn_func(*given, softmax_scale=scaling, causal=True, alibi_slopes=slopes.float())
+    out: Tensor = flash_attn.flash_attn_func(*given, softmax_scale=scaling, causal=True, alibi_slopes=slopes.float())
     return out
 
 
