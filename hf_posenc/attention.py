@@ -22,8 +22,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .biases import is_straight, with_bias
 from .errors import StateError, UnsupportedError
 from .flex_bias import flexed
+from .joined import can_join
 from .late import Attended, additive, causal_mask, fitted, is_block_mask, turned
-from .linear_bias import Once, forced, suits_flash, suits_kernel, through_flash, through_kernel
+from .linear_bias import Once, forced, is_bare, suits_flash, suits_kernel, through_flash, through_kernel
 from .viewed import viewed
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ def attend(
         query = (query * posenc.query_scale[:, None, :, None]).to(query.dtype)
     if posenc.turns:
         keep = None if posenc.kept is None else partial(posenc.kept.turned, cast(int, module.layer_idx))
-        return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling, keep)
+        how: dict[str, Any] = {"dropout": dropout, **kwargs}
+        joins = query.device.type == "cpu" and is_bare(base, module, query, key, value, attention_mask, how)
+        joins = joins and can_join(query, key, value, attention_mask, dropout)
+        return turned(base, forward, posenc.turns, query, key, value, attention_mask, scaling, keep, joins)
     if posenc.views is not None:
         return viewed(base, forward, posenc.views, query, key, value, attention_mask, scaling, dropout)
     if posenc.slopes is not None:
@@ -87,7 +91,7 @@ def attend(
         if base == "eager" or posenc.both_ways or (forced() == "dense" and base == "sdpa"):
             attention_mask = dense_bias(posenc, query, key, attention_mask)
             return forward(query, key, value, attention_mask, scaling=scaling)
-        how: dict[str, Any] = {"dropout": dropout, **kwargs}
+        how = {"dropout": dropout, **kwargs}
         if suits_flash(base, module, query, key, value, attention_mask, how) and is_straight_once(posenc, key):
             return through_flash(query, key, value, posenc.slopes, scaling), None
         direct = suits_kernel(base, module, query, key, value, attention_mask, how)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
+import warnings
 from contextlib import suppress
 from functools import cache
 from importlib.abc import MetaPathFinder
@@ -103,12 +104,12 @@ def register_loaders(config_class: Any, host: Any) -> None:
     for auto in vars(modeling_auto).values():
         mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         if mapping is not None and host in mapping and isinstance(mapping[host], type):
-            auto.register(config_class, loader(mapping[host], config_class), exist_ok=True)
+            auto.register(config_class, loader(auto, mapping[host], config_class), exist_ok=True)
 
 
-def loader(model_class: type, config_class: type) -> type:
-    """What an auto class finds for a marked checkpoint: loads it patched, as a `model_class`."""
-    from .marking import OWN_CLASS, plain
+def loader(auto: Any, model_class: type, config_class: type) -> type:
+    """What `auto` finds for a marked checkpoint: loads it patched, as a `model_class` or by trusted code beside it."""
+    from .marking import OWN_CLASS, foreign_code, plain
 
     def from_pretrained(cls: Any, /, path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
         from .checkpoint import from_pretrained
@@ -116,7 +117,7 @@ def loader(model_class: type, config_class: type) -> type:
         for passed_down in ("adapter_kwargs", "_from_auto", "_commit_hash"):
             kwargs.pop(passed_down, None)
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
-        return from_pretrained(path, auto_class=model_class, config=config, **kwargs)
+        return from_pretrained(path, auto_class=auto, config=config, **kwargs)
 
     def from_config(cls: Any, /, config: Any, **kwargs: Any) -> Any:
         from . import record
@@ -124,6 +125,13 @@ def loader(model_class: type, config_class: type) -> type:
         from .patching import patch_model
 
         own = plain(copy.deepcopy(config))
+        code = foreign_code(own, auto.__name__)
+        if code is not None:
+            warnings.warn(
+                f"this config names code of its own ({code}), and {auto.__name__}.from_config of a patched one makes a "
+                f"{model_class.__name__}; load that model with hf_posenc.from_pretrained(…, trust_remote_code=True)",
+                stacklevel=3,
+            )
         saved = record.read(own)
         if saved is None:
             return model_class._from_config(own, **kwargs)  # type: ignore[attr-defined]

@@ -17,7 +17,9 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import adapters, record
 from .auto import register
@@ -25,7 +27,7 @@ from .encodings import Encoding, Learned
 from .errors import CheckpointError, OptionError, OptionTypeError, StateError
 from .heads import loader_of
 from .ledger import Ledger
-from .marking import MarkedOnDisk, plain
+from .marking import MarkedOnDisk, foreign_code, is_marked, marked_on_disk, plain
 from .owned import OWN, check_adapter, fill_own
 from .patching import PatchState, drop_spent_quantization, find_backbone, get_encoding, install, patch_model
 from .registry import ENCODINGS, create
@@ -71,6 +73,8 @@ def from_pretrained(
     hub = {key: kwargs[key] for key in _HUB if key in kwargs}
     gguf = {"gguf_file": kwargs["gguf_file"]} if "gguf_file" in kwargs else {}
     found = copy.deepcopy(kwargs.pop("config", None)) or load_config(path, {**hub, **gguf})
+    if hub.get("trust_remote_code"):
+        found = in_its_own_class(found, path, hub)
     saved, config = read_record(found, path), plain(found)
     auto_class = auto_class or loader_of(config, bool(kwargs.get("trust_remote_code")))
     if saved is None:
@@ -148,9 +152,30 @@ def load_config(path: str, kwargs: dict[str, Any]) -> Any:
         raise CheckpointError(f"{path} is a file; give the folder of a checkpoint")
     register()  # architectures that have been added since the import, too
     try:
+        if "gguf_file" not in kwargs:
+            raw, _ = PretrainedConfig.get_config_dict(path, **kwargs)
+            if is_marked(raw) and raw["model_type"] in CONFIG_MAPPING:  # code beside it does not know the mark
+                kwargs = {**kwargs, "trust_remote_code": False}
         return AutoConfig.from_pretrained(path, **kwargs)
     except (OSError, ValueError, StrictDataclassError) as error:
         raise CheckpointError(f"no model could be read from {path!r}: {error}") from error
+
+
+def in_its_own_class(config: Any, path: str, hub: dict[str, Any]) -> Any:
+    """The config of a marked checkpoint in the class that trusted code beside it, other than ours, has for it."""
+    code = foreign_code(config, "AutoConfig") if isinstance(config, MarkedOnDisk) else None
+    if code is None:
+        return config
+    reference, place = code, path
+    if "--" in code:
+        place, reference = code.split("--")
+    given = {key: value for key, value in hub.items() if key not in ("trust_remote_code", "subfolder")}
+    host: Any = get_class_from_dynamic_module(reference, place, **given)
+    if isinstance(config, host):
+        return config
+    own = marked_on_disk(host).from_dict(config.to_dict())
+    own._attn_implementation_internal = config._attn_implementation_internal
+    return own
 
 
 def load_weights(auto_class: Any, path: str, config: Any, kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from .errors import UnsupportedError
+from .joined import repeated, shared, summed
 from .rotation import Turn, turn_on
 
 QUERY_BLOCK = 256  # queries a block where a mask must be made: what it hides in the corner is computed for nothing
@@ -29,11 +30,13 @@ def turned(
     mask: Any,
     scaling: float,
     keep: Callable[[Turn, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    joins: bool = False,
 ) -> Attended:
     """Attention where each query turns itself and all keys it sees on to the frequencies of its own segment.
 
     query and key come turned by plain RoPE, from the cache too. One block of queries a segment, over the keys turned
-    for it. `keep`: turns queries and all keys of a call where most keys were turned in the step before.
+    for it. `keep`: turns queries and all keys of a call where most keys were turned in the step before. `joins`:
+    whether a segment may see the keys before it and its own apart, which needs no mask.
     """
     if is_block_mask(mask):
         raise UnsupportedError(
@@ -50,6 +53,9 @@ def turned(
     for turn in turns:
         assert turn.slots is not None
         k = turn_keys(turn, key, None if mask is not None else first + turn.end)
+        if joins and turn.in_order:
+            parts.append((turn, turn.slots, (joined(turn, first, query, k, value, scaling), None)))
+            continue
         aligned = mask is None and base == "sdpa" and turn.in_order and query.device.type in LOWER_RIGHT
         for slots in pieces(turn, first, whole=aligned or mask is not None):
             last = turn.end if len(slots) == len(turn.slots) else int(slots[-1]) + 1
@@ -64,6 +70,18 @@ def turned(
     weights = [(turn, slots, wide(given, key.shape[2])) for turn, slots, (_, given) in parts if given is not None]
     out = merged([(turn, slots, block) for turn, slots, (block, _) in parts], n, dim=1)
     return out, merged(weights, n, dim=2) if weights else None
+
+
+def joined(turn: Turn, first: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """The attention of a segment's queries, which stand in a row, over keys turned for them; no mask is made."""
+    assert turn.slots is not None
+    before, heads = first + turn.end - len(turn.slots), query.shape[1]
+    q = turn_queries(turn, query[:, :, turn.end - len(turn.slots) : turn.end], before)
+    k, v = (repeated(x[:, :, : first + turn.end], heads) for x in (key, value))
+    found = [summed(q, k[:, :, before:], v[:, :, before:], None, scaling, causal=True)]
+    if before:
+        found.append(summed(q, k[:, :, :before], v[:, :, :before], None, scaling))
+    return shared([out for out, _ in found], [total for _, total in found])
 
 
 def turn_queries(turn: Turn, query: Tensor, at: int | Tensor) -> Tensor:

@@ -2,18 +2,21 @@
 
 In memory such a model's config is what it always was: the same model type, the same class name, the same values. In
 the file the model type and the architecture are others, which plain Transformers and other readers do not know, and
-one number is a sentence, over which a host's own class (`LlamaForCausalLM.from_pretrained`) stumbles, quoting it.
+one number is a sentence, over which a host's own class (`LlamaForCausalLM.from_pretrained`) stumbles, quoting it. A
+host's own class that is given the config itself, in memory or read from such a file, is refused by the config.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
-from .errors import CheckpointError
+from .errors import CheckpointError, StateError
 
 OWN_TYPE = "posenc" + "_"
 OWN_CLASS = "Posenc"
@@ -54,6 +57,12 @@ def has_own_code(raw: dict[str, Any]) -> bool:
     return any(str(name).startswith(OWN_CODE) for name in (raw.get("auto_map") or {}).values())
 
 
+def foreign_code(config: Any, auto: str) -> str | None:
+    """The code, other than an export's, that a config names for the auto class `auto`."""
+    name = (getattr(config, "auto_map", None) or {}).get(auto)
+    return None if name is None or str(name).startswith(OWN_CODE) else str(name)
+
+
 def is_marked(raw: dict[str, Any]) -> bool:
     """Whether this is the content of a marked `config.json`."""
     return str(raw.get("model_type", "")).startswith(OWN_TYPE)
@@ -74,8 +83,53 @@ def unmark(raw: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
+def maker(frame: FrameType | None) -> Any:
+    """The model whose constructor a frame is, or None."""
+    if frame is None or frame.f_code.co_name != "__init__":
+        return None
+    from transformers import PreTrainedModel  # read by the auto classes' table, which is registered with as it is made
+
+    made = frame.f_locals.get("self")
+    return made if isinstance(made, PreTrainedModel) else None
+
+
+def check_maker(config: Any, frame: FrameType | None) -> None:
+    """Raise where `frame` constructs a model that would be without the encoding of its `config`.
+
+    A class that puts it in names a marked config class as its own, and calls the constructor of the host's.
+    """
+    while frame is not None and frame.f_code.co_name == "__getattribute__":  # the host library's, of the config
+        frame = frame.f_back
+    made = maker(frame)
+    record = vars(config).get(_RECORD)
+    record = record if isinstance(record, dict) else {}
+    if made is None or record.get("native", False) is not False:
+        return
+    while frame is not None:
+        own = getattr(type(maker(frame)), "config_class", None)
+        if isinstance(own, type) and issubclass(own, MarkedOnDisk):
+            return
+        frame = frame.f_back
+    how = "AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True) or " if has_own_code(vars(config)) else ""
+    raise StateError(
+        f"this config is that of a model patched with {record.get('encoding', 'another encoding')}, which "
+        f"{type(made).__name__} alone would be made without; load it with {how}hf_posenc.from_pretrained, or "
+        "make one with AutoModelForCausalLM.from_config(config); to have it unpatched, give the original checkpoint's"
+    )
+
+
 class MarkedOnDisk:
     """Mixin of a host's config class: `config.json` is marked, what is read from there is not."""
+
+    @property
+    def name_or_path(self) -> Any:
+        """As in the host library, whose models read it first in their constructor: others are refused there."""
+        check_maker(self, sys._getframe(1))
+        return super().name_or_path  # type: ignore[misc]
+
+    @name_or_path.setter
+    def name_or_path(self, value: Any) -> None:
+        self._name_or_path = str(value)
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
         """As the host library writes it, but marked; in one go, so that no unmarked file is ever there."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import UnsupportedError
+from .joined import can_join, repeated, shared, summed
 from .late import Attended, additive, fitted, is_block_mask
 from .rotation import Pairs, rotate
 from .views import Block, Part, Table, Views, falls
@@ -220,18 +221,6 @@ def gathered(weights: Tensor, cuts: list[slice], slots: int) -> Tensor:
 # --- an attention a view, joined by their log-sum-exps ---------------------------------------------------------------
 
 
-def can_join(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
-    """Whether the CPU's kernel, which tells its log-sum-exp, can do this layer; its backward is not made for parts."""
-    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    return query.device.type == "cpu" and dropout == 0 and not learning and value.shape[-1] <= query.shape[-1]
-
-
-def repeated(x: Tensor, heads: int) -> Tensor:
-    """(batch, key heads, slots, d) with each head as often as there are query heads to it."""
-    groups = heads // x.shape[1]
-    return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
-
-
 def join(
     views: Views,
     block: Block,
@@ -275,16 +264,3 @@ def join_alone(
     parts = zip((key[:, :, :still], turned), value.tensor_split((still,), dim=2), masks)
     found = [summed(query, k, v, added, scaling) for k, v, added in parts]
     return shared([out for out, _ in found], [total for _, total in found])
-
-
-def summed(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """An attention over some of the keys, (batch, heads, n, d), and the log of the sum of its weights."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, False, attn_mask=added, scale=scaling
-    )
-
-
-def shared(outs: list[Tensor], sums: list[Tensor]) -> Tensor:
-    """Attentions over parts of the keys as that over all of them, (batch, n, heads, d)."""
-    shares = torch.softmax(torch.stack(sums), dim=0)[..., None].to(outs[0].dtype)
-    return torch.stack([out * share for out, share in zip(outs, shares)]).sum(0).transpose(1, 2)

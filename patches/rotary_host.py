@@ -152,7 +152,7 @@ class RotaryHostPatch(Patch):
             if field is not None and not hasattr(config, field):
                 return f"the layout of its patch names {field!r}, and this config has no such field"
         if layout.layer_type is not None and layout.layer_type not in config.rope_parameters:
-            return f"the layout of its patch names layers of type {layout.layer_type!r}, and this config's rotation none"
+            return f"the layout of its patch names layers of type {layout.layer_type!r}, and this config none"
         if encoding.seam in ("rotation", "score") and self.layers(config, encoding) == ():
             return f"it goes to the layers with {self.layout.layer_type or 'a rotation'}, and this config has none"
         capped = getattr(config, "attn_logit_softcapping", None) is not None

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
 from pairs import Pair, assert_same, logits
 from peft import PeftModel
 from peft_methods import METHODS, wrap
 from tiny import tiny_ids, tiny_model
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import hf_posenc
-from hf_posenc import get_encoding, patch_model
-from hf_posenc.errors import OptionError
+from hf_posenc import get_encoding, patch_model, unpatch_model
+from hf_posenc.errors import OptionError, StateError
 
 SOME = [Pair("llama", "alibi", {"factor": 2}), Pair("llama", "yarn", {"factor": 4}), Pair("gpt2", "rope")]
 PATCHED = [*SOME, Pair("bloom", "sinusoidal"), Pair("llama", "dynamic_yarn"), Pair("llama", "nope")]
@@ -91,3 +98,124 @@ def test_an_adapter_is_not_pushed_without_its_encoding(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="upload_folder"):
         hf_posenc.save_pretrained(model, tmp_path / "out", push_to_hub=True)
     assert not (tmp_path / "out").exists()
+
+
+STOCK = [
+    ("llama", "alibi", "LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification"),
+    ("gpt2", "rope", "GPT2LMHeadModel", "GPT2Model"),
+    ("bert", "alibi", "BertForMaskedLM", "BertModel"),
+]
+
+
+def saved_patched(host: str, name: str, folder: Path) -> Any:
+    """A patched model of a host, saved to a folder."""
+    if host == "bert":
+        small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        stock: Any = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=99, **small)).eval()
+    else:
+        stock = tiny_model(host)
+    model = patch_model(stock, name)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("row", STOCK, ids=lambda row: row[0])
+def test_a_hosts_own_class_is_refused_by_a_config_that_was_read(row: tuple[str, ...], tmp_path: Path) -> None:
+    """With the weights and without, whichever of the host's classes; also by the config of a model in memory."""
+    host, name, *classes = row
+    model = saved_patched(host, name, tmp_path)
+    for config in (AutoConfig.from_pretrained(tmp_path), model.config, copy.deepcopy(model.config)):
+        for cls in (getattr(transformers, name) for name in classes):
+            with pytest.raises(StateError, match=rf"patched with {name}, which {cls.__name__} .*hf_posenc"):
+                cls.from_pretrained(tmp_path, config=config)
+            with pytest.raises(StateError, match="patched with"):
+                cls(config)
+        if host != "bert":
+            assert get_encoding(AutoModelForCausalLM.from_pretrained(tmp_path, config=config)) == get_encoding(model)
+    assert type(model)(unpatch_model(model).config) is not None, "and the stock config is as it was"
+
+
+EXPORTED = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, LlamaModel
+given = {"trust_remote_code": True}
+config = AutoConfig.from_pretrained(sys.argv[1], **given)
+for make in (lambda: LlamaForCausalLM.from_pretrained(sys.argv[1], config=config), lambda: LlamaModel(config)):
+    try:
+        make()
+    except RuntimeError as error:
+        assert "trust_remote_code=True" in str(error), error
+    else:
+        raise SystemExit("loaded without a word")
+for load, what in ((AutoModelForCausalLM.from_pretrained, sys.argv[1]), (AutoModelForCausalLM.from_config, config)):
+    model = load(what, **given)
+    assert type(model).__name__ == "PosencLlamaForCausalLM"
+assert "hf_posenc" not in sys.modules
+"""
+
+
+def test_so_is_it_by_the_config_of_an_exported_model(tmp_path: Path) -> None:
+    """Where there is no hf_posenc; the classes that the export brings along are made all the same."""
+    hf_posenc.export(SOME[0].patched(), tmp_path / "out")
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORTED, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# of two classes for a model type the library took the one beside the checkpoint until then; it reads no mark
+CODE_AFTER_TABLE = "explicit_local_code" in inspect.getsource(AutoConfig.from_pretrained)
+REMOTE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class MyConfig(LlamaConfig):
+    model_type = "llama"
+
+    @property
+    def gain(self):
+        return 2
+
+
+class MyLM(LlamaForCausalLM):
+    config_class = MyConfig
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits * self.config.gain
+        return out
+"""
+
+
+@pytest.mark.parametrize("pair", SOME[:2], ids=str)
+def test_code_of_a_models_own_is_loaded_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the auto class as by this package, where it is trusted; without trust as the host's own class, as before."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    pair.stock().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "modeling_my.py").write_text(REMOTE)
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "modeling_my.MyConfig", "AutoModelForCausalLM": "modeling_my.MyLM"}
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    given = {"trust_remote_code": True}
+    model = hf_posenc.from_pretrained(tmp_path / "base", encoding=pair.name, options=pair.options, **given).eval()
+    model.save_pretrained(tmp_path / "saved")
+    want = logits(model, tiny_ids(60))
+    loaders = [hf_posenc.from_pretrained, AutoModelForCausalLM.from_pretrained]
+    if pair.name == "alibi" and not CODE_AFTER_TABLE:
+        with pytest.raises(StrictDataclassError, match="hf_posenc"):
+            loaders.pop()(tmp_path / "saved", **given)
+    for load in loaders:
+        loaded = load(tmp_path / "saved", **given).eval()
+        assert type(loaded).__name__ == "MyLM" and get_encoding(loaded) == get_encoding(model)
+        assert torch.equal(logits(loaded, tiny_ids(60)), want)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    assert_same(2 * logits(plain, tiny_ids(60)), want, 1e-5)
+    if pair.name == "alibi":
+        said: Any = pytest.warns(UserWarning, match=r"code of its own \(modeling_my.MyLM\)")
+        with said if CODE_AFTER_TABLE else pytest.raises(StateError, match="MyLM alone would be made without"):
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "saved"), **given)

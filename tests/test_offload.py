@@ -8,6 +8,7 @@ from typing import Any
 import other_hosts
 import pytest
 import torch
+import transformers
 from accelerate import cpu_offload, disk_offload, dispatch_model
 from pairs import PAIRS, Pair, generate, logits
 from tiny import tiny_ids
@@ -19,6 +20,7 @@ from hf_posenc import export, get_encoding, unpatch_model, verify
 from hf_posenc.errors import StateError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import PositionTable
+from hf_posenc.versions import minor
 
 LONG = 80
 MAPS = ("map", "cpu", "disk")
@@ -116,3 +118,36 @@ def test_a_new_module_does_not_take_over_the_weights_of_the_old() -> None:
     assert model(torch.arange(5)).eq(7).all()
     ledger.undo()
     assert model(torch.arange(3)).eq(1).all()
+
+
+# releases that leave a model without hooks where all of it is on the disk: the stock model does not run there
+HOOKS_FOR_ONE_PLACE = minor(transformers.__version__) > (5, 4)
+MEMORY = {"cpu": 20_000}
+WAYS: list[dict[str, Any]] = [{"device_map": {"": "disk"}}, {"device_map": "auto", "max_memory": MEMORY}]
+
+
+@pytest.mark.skipif(not HOOKS_FOR_ONE_PLACE, reason="a stock model that is all on the disk does not run")
+@pytest.mark.parametrize("given", WAYS, ids=["all on the disk", "auto"])
+@pytest.mark.parametrize("name", ["fire", "kerple", "t5_bias"])
+@torch.no_grad()
+def test_trained_biases_where_nothing_is_in_memory(name: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """A stock base, and a saved patched one with trained values; by this package's loader and by the auto class."""
+    [pair] = [pair for pair in PAIRS if (pair.host, pair.name) == ("llama", name)]
+    given = {**given, "offload_folder": str(tmp_path / "offloaded")}
+    pair.stock().save_pretrained(tmp_path / "stock")
+    trained: Any = pair.patched()
+    fresh = logits(trained, tiny_ids(LONG))
+    for parameter in trained.model.posenc.parameters():
+        parameter.add_(0.2)
+    trained.save_pretrained(tmp_path / "saved")
+    want = logits(trained, tiny_ids(LONG))
+    assert not torch.equal(want, fresh)
+    for load in (hf_posenc.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        plain = load(tmp_path / "stock", **given)
+        assert all(parameter.is_meta for parameter in plain.parameters())
+        pair.put_into(plain)
+        assert torch.equal(logits(plain, tiny_ids(LONG)), fresh)
+        saved = load(tmp_path / "saved", **given)
+        assert torch.equal(logits(saved, tiny_ids(LONG)), want)
+        report = verify(saved, progress=False)
+        assert report.passed, report.table()

@@ -20,7 +20,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS = [
     ["errors", "auto", "marking", "offload", "versions", ""],
     ["encodings"],
-    ["registry", "ledger", "rotation", "late", "views", "viewed", "biases", "flex_bias", "linear_bias"],
+    ["registry", "ledger", "rotation", "joined", "late", "views", "viewed", "biases", "flex_bias", "linear_bias"],
     ["attention", "modules", "turned_keys"],
     ["positions", "record", "layout", "heads"],
     ["patches", "formulas", "reference_bias", "eval_tasks"],
