@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pairs import ENCODINGS, HOSTS, PAIRS, Pair
 
-from hf_posenc.exporting.targets import Verdict, loses_a_part, row, subject
+from hf_posenc.exporting.llamacpp import completed
+from hf_posenc.exporting.targets import Verdict, row, subject
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "serve.md"
 TABLE = re.compile(r"(<!-- export table.*?-->\n)(.*?)(<!-- end of export table -->)", re.S)
@@ -35,7 +36,7 @@ def cell(verdict: Verdict, lossy: bool) -> str:
 def cells(host: str, name: str) -> tuple[str, ...]:
     """What the three targets answer."""
     about = subject(chosen(host, name).patched())
-    lossy = host == "llama" and loses_a_part(about.encoding)
+    lossy = completed(about.encoding, host)
     return tuple(cell(verdict, lossy) for verdict in row(about))
 
 

@@ -51,6 +51,11 @@ class Encoding:
         self.check()
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this package has its class, and not somebody else's."""
+        return type(self).__module__.startswith(__name__.partition(".")[0] + ".")
+
+    @property
     def inside_attention(self) -> bool:
         """Whether it acts inside the attention function: on scores, or on queries and keys that come unturned."""
         return self.seam == "score"

@@ -21,9 +21,9 @@ from hf_posenc.patching import find_backbone
 
 from . import bundle
 from .card import card, loading
-from .folder import check_place, find_tokenizer, shard_size, written_beside
+from .folder import check_place, check_size, find_tokenizer, shard_size, written_beside
 from .keys import rewrite, whole
-from .targets import TARGETS, Subject, Target, Verdict, row, subject
+from .targets import COUNTS_PADDING, TARGETS, Subject, Target, Verdict, row, subject
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,18 @@ def export(
 
     transformers: config.json alone where the library has a type for the encoding, else with one modelling file, made
     of this package's own sources. vllm, gguf: the keys that those read, in the form of Transformers 4 as well.
-    `tokenizer`: one of Transformers, or a folder; by default the one beside the checkpoint. The model stays as it is;
-    the folder appears whole or not at all.
+    `tokenizer`: one of Transformers, or a folder; by default the one beside the checkpoint. `overwrite`: replace an
+    earlier model at `path`, if nothing else lies there. The model stays as it is; the folder appears whole or not at
+    all, and holds the model under its own head.
 
     Raises `UnsupportedError` where the target cannot hold the encoding, with the reason; `CheckpointError` for a folder
-    that is not empty (without `overwrite=True`), cannot be written, or has no tokenizer where the target needs one;
+    that is not empty (without `overwrite=True`, or with files of another kind), cannot be written, or has no tokenizer
+    where the target needs one; `OptionError` for a `max_shard_size` that is none;
     `StateError` for an adapter that is not merged.
     """
     if target not in TARGETS:
         raise unknown("target", target, TARGETS)
-    place = check_place(path, overwrite)
+    place, size = check_place(path, overwrite), check_size(max_shard_size)
     about = checked(model)
     verdicts = row(about)
     verdict = next(v for v in verdicts if v.target == target)
@@ -71,7 +73,7 @@ def export(
         raise CheckpointError(f"{target} needs a tokenizer, and none lies beside the model; give tokenizer=…")
     notes = remarks(about, found)
     with written_beside(place) as folder:
-        write_weights(model, folder, max_shard_size, legacy=verdict.how != "code")
+        write_weights(model, folder, size, legacy=verdict.how != "code")
         notes += write_config(model, about, verdict, folder)
         if found is not None:
             found.save_pretrained(folder)
@@ -96,6 +98,8 @@ def remarks(about: Subject, tokenizer: Any) -> list[str]:
         notes.append("No tokenizer lay beside the model, so none is here.")
     if isinstance(about.encoding, Learned):
         notes.append("Its positions end with its table: a longer input is an error.")
+        if about.native and about.counts_padding:
+            notes.append(COUNTS_PADDING)
     foreign = foreign_code(about.config)
     if about.remote_code:
         notes.append(f"The model is code of its own, which is kept and needs trust_remote_code=True: {foreign}.")
@@ -156,8 +160,9 @@ def write_code(model: Any, about: Subject, folder: Path) -> dict[str, str]:
     _, backbone = find_backbone(model)
     host = type(marking.plain(copy.copy(model.config)))
     # the host library's AutoModel may have one class more around the backbone (OPT)
-    bare = next((cls for cls in [MODEL_MAPPING.get(host, None)] if isinstance(cls, type)), type(backbone))
-    classes = list(dict.fromkeys([type(model), bare]))
+    bare: Any = MODEL_MAPPING.get(host, None)
+    bare = bare if isinstance(bare, type) else type(backbone)
+    classes: list[type] = list(dict.fromkeys([type(model), bare]))
     text = bundle.modelling_file(about.patch, host, classes, __version__, marking.OWN_CLASS)
     file = folder / f"{marking.OWN_CODE}.py"
     file.write_text(text, encoding="utf-8")

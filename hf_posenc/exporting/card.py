@@ -11,8 +11,9 @@ from hf_posenc import __version__
 from hf_posenc.marking import OWN_CODE
 from hf_posenc.registry import ENCODINGS
 
-from .keys import served_length, stated_length
-from .targets import COMPLETE, Subject, Verdict, loses_a_part
+from .keys import served_length
+from .llamacpp import completed
+from .targets import COMPLETE, Subject, Verdict, stated_length
 
 
 def loading(verdict: Verdict, about: Subject, path: Path) -> list[str]:
@@ -22,7 +23,7 @@ def loading(verdict: Verdict, about: Subject, path: Path) -> list[str]:
         return [f"vllm serve {path}" + (f" --max-model-len {length}" if length else "")]
     if verdict.target == "gguf":
         lines = [f"python llama.cpp/convert_hf_to_gguf.py {path} --outfile model.gguf"]
-        return lines + ([f"{COMPLETE} model.gguf {path}"] if loses_a_part(about.encoding) else [])
+        return lines + ([f"{COMPLETE} model.gguf {path}"] if completed(about.encoding, about.config.model_type) else [])
     remote = ", trust_remote_code=True" if verdict.how == "code" or about.remote_code else ""
     return [f'model = {about.loader}.from_pretrained("{path}"{remote})']
 

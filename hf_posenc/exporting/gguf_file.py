@@ -1,8 +1,9 @@
 """Complete a GGUF file that llama.cpp's converter made of an exported folder: `python -m … MODEL.gguf FOLDER`.
 
 The converter keeps of `longrope` only the name, where llama.cpp's Llama graph reads two lists of factors; it writes a
-temperature that llama.cpp computes anew (0.1 ln s + 1); and its YaRN rounds the ramp's ends. All three can be said in
-the file by other means, which is done here. The file is replaced when the new one is whole.
+temperature that llama.cpp computes anew (0.1 ln s + 1); its YaRN has one ramp, with rounded ends; and of some hosts it
+writes no rotation at all. All that can be said in the file by other means, which is done here. The file is replaced
+when the new one is whole.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from hf_posenc import record
 from hf_posenc.encodings import LongRope, NtkByParts, Rotation
 from hf_posenc.encodings.frequencies import yarn_temperature
 from hf_posenc.errors import CheckpointError, UnsupportedError
-from hf_posenc.patches.native_rope import rescale_factors
+from hf_posenc.patches.native_rope import rescale_factors, typed
 
-from .targets import explicit_temperature, loses_a_part, needs_factors
+from .llamacpp import HOSTS, completed, explicit_temperature, is_list
 
 _OWN_FIELDS = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # the writer makes them anew
 _ALIGNMENT = "general.alignment"
 
 
-def read_rotation(folder: Path) -> tuple[Rotation, int] | None:
-    """The rotation of an exported folder and the channels of a head that it turns, or None where it holds none."""
+def read_rotation(folder: Path) -> tuple[Rotation, str, int] | None:
+    """The rotation of an exported folder, its host, and the channels of a head that turn; None without a rotation."""
     try:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -40,25 +41,48 @@ def read_rotation(folder: Path) -> tuple[Rotation, int] | None:
     if not isinstance(encoding, Rotation):
         return None
     head = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    return encoding, int(head * (raw.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0))
+    return (
+        encoding,
+        str(raw["model_type"]),
+        int(head * (raw.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0)),
+    )
 
 
-def additions(encoding: Rotation, dim: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors to add, and the values under `<architecture>.rope.scaling.…` to set (None: to take out)."""
-    if isinstance(encoding, NtkByParts) and not needs_factors(encoding):
-        wanted = explicit_temperature(encoding)
-        return {}, {} if wanted is None else {"attn_factor": wanted / yarn_temperature(encoding.factor)}
-    values: dict[str, Any] = {"type": "none", "factor": None}
+def additions(encoding: Rotation, host: str, dim: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors to add, and the values under `<architecture>.rope.…` to set (None: to take out)."""
+    if not is_list(encoding, HOSTS[host]):
+        return {}, stated(encoding, dim)
+    if HOSTS[host].lists == "written":
+        first = encoding.segment_inv_freq(dim, 0) if isinstance(encoding, LongRope) else encoding.inv_freq(dim)
+        return {}, {"scaling.attn_factor": float(first[1])}
+    values: dict[str, Any] = {"scaling.type": "none", "scaling.factor": None, "freq_base": float(encoding.theta)}
     names: tuple[str, ...] = ("rope_freqs",)
     if isinstance(encoding, LongRope):
         names = ("rope_factors_short", "rope_factors_long")
         found = [encoding.segment_inv_freq(dim, segment) for segment in (0, 1)]
-        values = {"original_context_length": encoding.length}  # a longer context takes the long list
+        # a longer context takes the long list
+        values = {"scaling.original_context_length": encoding.length, "freq_base": float(encoding.theta)}
     else:
         found = [encoding.inv_freq(dim)]
     factors = [rescale_factors(inv_freq, encoding.theta) for inv_freq, _ in found]
     tensors = {f"{name}.weight": f.float().numpy() for name, f in zip(names, factors)}
-    return tensors, {**values, "attn_factor": float(found[0][1])}
+    return tensors, {**values, "scaling.attn_factor": float(found[0][1])}
+
+
+def stated(encoding: Rotation, dim: int) -> dict[str, Any]:
+    """A rotation that llama.cpp has a type for, in its words."""
+    parameters = typed(encoding, dim)
+    assert parameters is not None
+    kind, base = parameters["rope_type"], {"freq_base": float(parameters["rope_theta"]), "scaling.attn_factor": None}
+    if kind == "default":
+        return {**base, "scaling.type": "none", "scaling.factor": None}
+    values = {**base, "scaling.type": kind, "scaling.factor": parameters["factor"]}
+    if isinstance(encoding, NtkByParts):
+        wanted = explicit_temperature(encoding)  # of which 0.1 ln s + 1 is computed anew
+        share = None if wanted is None else wanted / yarn_temperature(encoding.factor)
+        betas = {f"scaling.yarn_{key}": parameters[key] for key in ("beta_fast", "beta_slow")}
+        values |= {**betas, "scaling.original_context_length": encoding.length, "scaling.attn_factor": share}
+    return values
 
 
 def complete(file: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
@@ -71,14 +95,13 @@ def complete(file: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bo
     except ImportError as error:
         raise UnsupportedError("GGUF files need the package gguf: pip install 'hf_posenc[gguf]'") from error
     found = read_rotation(Path(folder))
-    if found is None or not loses_a_part(found[0]):
+    if found is None or not completed(found[0], found[1]):
         return False
-    encoding, dim = found
-    tensors, values = additions(encoding, dim)
+    tensors, values = additions(*found)
     try:
         reader = gguf.GGUFReader(str(file), "r")
         architecture = reader.fields["general.architecture"].contents()
-        values = {f"{architecture}.rope.scaling.{name}": value for name, value in values.items()}
+        values = {f"{architecture}.rope.{name}": value for name, value in values.items()}
         handle, beside = tempfile.mkstemp(prefix=".gguf.", dir=Path(file).resolve().parent)
         os.close(handle)
     except (OSError, ValueError, LookupError) as error:

@@ -13,14 +13,8 @@ from hf_posenc.encodings.frequencies import yarn_temperature
 from hf_posenc.ledger import Ledger
 from hf_posenc.patching import PatchState, find_backbone
 
-from .targets import Subject, Target, explicit_temperature
-
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
-
-
-def stated_length(config: Any) -> int | None:
-    """The length in tokens that a config states, by whichever name."""
-    return next((int(n) for n in (getattr(config, name, None) for name in _LENGTHS) if n), None)
+from .llamacpp import explicit_temperature, older_names
+from .targets import Subject, Target, stated_length
 
 
 def served_length(about: Subject) -> int | None:
@@ -62,6 +56,8 @@ def rewrite(folder: Path, target: Target, encoding: Encoding | None) -> None:
     if isinstance(parameters, dict) and "rope_theta" in parameters:
         parameters |= own_temperature(encoding, parameters) if target == "vllm" else {}
         raw |= version_4(parameters)
+    if target == "gguf":
+        raw |= older_names(raw)
     file.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """Who can read an exported model: one row of verdicts a model, with the reason where a target refuses.
 
-Read in the sources of vLLM (its rotary layers and its check of the length) and of llama.cpp (its converter, its
-Llama graph and its YaRN).
+What vLLM holds was read in its sources (its rotary layers and its check of the length); llama.cpp's rows stand in
+`llamacpp`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from hf_posenc.encodings import (
     DynamicYarn,
     Encoding,
     Learned,
-    Llama3,
     LogScaled,
     LongRope,
-    NtkByParts,
     Rotation,
     Segmented,
 )
-from hf_posenc.encodings.frequencies import yarn_temperature
-from hf_posenc.heads import auto_classes, loader_of
+from hf_posenc.heads import CAUSAL, auto_classes, loader_of
 from hf_posenc.patches import Patch, RotaryHostPatch
-from hf_posenc.patches.native_rope import typed
 from hf_posenc.patching import find_backbone, get_encoding
 from hf_posenc.registry import ENCODINGS
+
+from .llamacpp import HOSTS, completed, in_llamacpp
 
 Target = Literal["transformers", "vllm", "gguf"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 How = Literal["config", "code", "approximation", "refused"]
 
-# the hosts that llama.cpp runs by its Llama graph, which reads factors a pair of channels out of the file
-_LLAMA_GRAPH = ("llama", "mistral", "mixtral")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+_COUNT_PADDING = ("gpt2", "openai-gpt", "bert")
+COUNTS_PADDING = (
+    "Alone, it counts padding as the host does: a plain call with padding on the left needs position_ids, counted "
+    "along the mask (generate gives them, and hf_posenc counts so)."
+)
 COMPLETE = "python -m hf_posenc.exporting.gguf_file"
 
 
@@ -66,6 +68,11 @@ class Subject:
     native: bool
     remote_code: bool
     loader: str
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether the stock host numbers padding as it does tokens, unless it is given positions."""
+        return self.config.model_type in _COUNT_PADDING
 
     @property
     def flat_rope(self) -> bool:
@@ -104,10 +111,12 @@ def for_transformers(about: Subject) -> Verdict:
     if about.native:
         inexact = isinstance(encoding, Segmented)
         said = "; its own cache is inexact: keys keep the frequencies of an earlier length" if inexact else ""
+        if isinstance(encoding, Learned) and about.counts_padding:
+            said = "; padding on the left is counted there, unless position_ids are given"
         return Verdict("transformers", "config", f"its own type, in config.json alone{said}")
     if encoding.name not in ENCODINGS:
         return Verdict("transformers", "refused", f"{encoding.name} has no row in the registry: no file can name it")
-    if not type(encoding).__module__.startswith("hf_posenc."):
+    if not encoding.is_ours:
         where = type(encoding).__module__
         said = f"{encoding.name} comes from outside of hf_posenc, from {where}, whose code would not be in the folder"
         return Verdict("transformers", "refused", said)
@@ -139,50 +148,28 @@ def for_vllm(about: Subject) -> Verdict:
 
 def for_gguf(about: Subject) -> Verdict:
     """llama.cpp, by its own converter, which reads this folder."""
-    encoding = about.encoding
-    if encoding is None or (about.native and not isinstance(encoding, Rotation)):
-        return Verdict("gguf", "config", "by llama.cpp's converter, as its architecture comes")
-    reason = not_in_a_server(about)
+    encoding, host = about.encoding, about.config.model_type
+    reason = None if about.loader == CAUSAL else f"it runs language models, and this one is loaded by {about.loader}"
+    reason = reason or not_in_a_server(about)
     if reason is None and isinstance(encoding, DynamicNtk):
         reason = "llama.cpp has no scaling that follows the length; use 'ntk' or 'yarn'"
+    reason = reason or in_llamacpp(encoding, about.config, stated_length(about.config))
     if reason is not None:
         return Verdict("gguf", "refused", reason)
-    host = about.config.model_type
-    if needs_factors(encoding) and host not in _LLAMA_GRAPH:
-        return Verdict("gguf", "refused", f"llama.cpp reads no factors a pair of channels for {host}")
+    if not isinstance(encoding, Rotation):
+        run = "" if host in HOSTS else f"; no run of llama.cpp has shown that it computes {host} as it is here"
+        return Verdict("gguf", "config", f"by llama.cpp's converter, as its architecture comes{run}")
     dropped = f"; the converter drops a part of it, which `{COMPLETE}` puts back"
-    said = dropped if loses_a_part(encoding) else ""
+    said = dropped if completed(encoding, host) else ""
     if isinstance(encoding, LongRope):
         text = "one list for all tokens: the long one where the context is opened above the trained length"
         return Verdict("gguf", "approximation", text + said)
     return Verdict("gguf", "config", f"by llama.cpp's converter{said}")
 
 
-def needs_factors(encoding: Encoding | None) -> bool:
-    """Whether llama.cpp can have this encoding only as factors a pair of channels: its YaRN rounds the ramp's ends."""
-    if not isinstance(encoding, Rotation):
-        return False
-    if isinstance(encoding, NtkByParts) and not encoding.truncate:
-        return True
-    own = not type(encoding).__module__.startswith("hf_posenc.") or typed(encoding, dim=4) is None  # any width will do
-    return own or isinstance(encoding, (Llama3, LongRope))
-
-
-def loses_a_part(encoding: Encoding | None) -> bool:
-    """Whether llama.cpp's converter drops a part of this encoding, so that the file must be completed after it.
-
-    It makes factors for `llama3` alone, and its YaRN has one temperature, 0.1 ln s + 1.
-    """
-    if isinstance(encoding, NtkByParts) and explicit_temperature(encoding) is not None:
-        return True
-    return needs_factors(encoding) and not (isinstance(encoding, Llama3) and not encoding.resonance)
-
-
-def explicit_temperature(encoding: NtkByParts) -> float | None:
-    """The factor on cos and sin where it is not the 0.1 ln s + 1 that everybody computes."""
-    _, scaling = encoding.inv_freq(4)  # the factor is the same for every width
-    usual = yarn_temperature(encoding.factor)
-    return None if abs(scaling - usual) < 1e-6 else scaling
+def stated_length(config: Any) -> int | None:
+    """The length in tokens that a config states, by whichever name."""
+    return next((int(n) for n in (getattr(config, name, None) for name in _LENGTHS) if n), None)
 
 
 def not_in_a_server(about: Subject) -> str | None:

@@ -10,8 +10,9 @@ import numpy as np
 from llama_cpp import Llama
 
 file, ids, context = sys.argv[1:]
-rows = json.loads(ids)
-model = Llama(file, n_ctx=int(context), n_batch=int(context), logits_all=True, verbose=False, n_threads=1)
+rows, size = json.loads(ids), int(context)
+unset = {"yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0, "yarn_attn_factor": -1.0}  # its own would replace the file's
+model = Llama(file, n_ctx=size, n_batch=size, logits_all=True, verbose=False, n_threads=1, **unset)
 total, count = 0.0, 0
 for row in rows:
     model.reset()
