@@ -96,6 +96,6 @@ def mixed(dim: int, theta: float, factor: float, exponent: float) -> Tensor:
 
 
 def whole_wavelengths(inv_freq: Tensor) -> Tensor:
-    """2π / round(2π / omega), wavelengths in tokens; 0 stays 0. Resonance RoPE (2403.00071), section 4.1."""
+    """2π / round(2π / omega), wavelengths in tokens; 0 stays 0. Resonance RoPE (2403.00071)."""
     wavelength = 2 * math.pi / inv_freq.double()
     return (2 * math.pi / wavelength.round().clamp(min=1)).float()

@@ -22,7 +22,7 @@ class Rotation(LogScaled):
     Options every rotation takes: `rope_theta`, the base (default: the host's, or 1e4 on a host without RoPE), and
     `original_max_position_embeddings`, L, the length in tokens the model was pretrained on (default: the config's).
     Add-ons: `logn` (see `LogScaled`), and `resonance`, every wavelength 2π/omega rounded to whole tokens, so that a
-    pair meets no angle that it has not met before (Wang et al. 2024, 2403.00071, section 4.1).
+    pair meets no angle that it has not met before (Wang et al. 2024, 2403.00071).
 
     A subclass says its `formula`; what everybody asks for is `inv_freq`, with the add-ons in it.
     """
