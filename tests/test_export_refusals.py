@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from other_hosts import tiny_host
 from pairs import Pair, logits
 from refusals import assert_refused
 from tiny import tiny_ids, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import hf_posenc
@@ -35,7 +36,7 @@ def test_a_folder_that_is_not_empty(model: Any, tmp_path: Path) -> None:
     out.mkdir()
     export(model, out)  # an empty one is as good as none
     was = listing(out)
-    assert_refused(OSError, "out|not empty|overwrite=True", lambda: export(model, out), model)
+    assert_refused(OSError, "out|not empty|overwrite=True|--overwrite", lambda: export(model, out), model)
     assert listing(out) == was
     other = patch_model(tiny_model("llama"), "nope")
     export(other, out, overwrite=True)
@@ -58,6 +59,42 @@ def test_a_folder_that_is_no_models(model: Any, tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "letters")
     assert_refused(OSError, "link", lambda: export(model, link, overwrite=True), model)
     assert_refused(TypeError, "path", lambda: export(model, 3), model)  # type: ignore[arg-type]
+
+
+def test_what_others_put_beside_a_model_is_not_lost(model: Any, tmp_path: Path) -> None:
+    """A folder with anything that no export writes is left as it is, and named."""
+    out = tmp_path / "out"
+    export(model, out)
+    for name in ("notes.txt", "model.gguf", "pytorch_model.bin", "own.py", ".git"):
+        (out / name).mkdir() if name == ".git" else (out / name).write_text("dear")
+        was = listing(out)
+        call = lambda: export(model, out, overwrite=True)  # noqa: E731
+        assert_refused(OSError, f"{name}|not replaced|another folder", call, model)
+        assert listing(out) == was
+        (out / name).rmdir() if name == ".git" else (out / name).unlink()
+    export(model, out, overwrite=True)
+
+
+def test_sizes_of_files(model: Any, tmp_path: Path) -> None:
+    for size in ("lots", "5", "-1GB", 0, -3, True, 2.5, ""):
+        call = lambda size=size: export(model, tmp_path / "out", max_shard_size=size)  # noqa: E731
+        assert_refused(ValueError, "max_shard_size|'5GB'", call, model)
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(export(model, tmp_path / "out", max_shard_size="60 kb").path.glob("*.safetensors"))) > 1
+
+
+def test_a_tokenizer_in_the_files_of_its_kind(tmp_path: Path) -> None:
+    """`vocab.txt` alone, and `vocab.json` with `merges.txt`, as older checkpoints have them."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abc"]
+    bert, gpt2 = tmp_path / "bert", tmp_path / "gpt2"
+    tiny_host("bert").save_pretrained(bert)
+    (bert / "vocab.txt").write_text("\n".join(words) + "\n")
+    tiny_model("gpt2").save_pretrained(gpt2)
+    (gpt2 / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate([*"abc", "ab", "<|endoftext|>"])}))
+    (gpt2 / "merges.txt").write_text("#version: 0.2\na b\n")
+    for folder, text, want in ((bert, "a b", [2, 5, 6, 3]), (gpt2, "ab", [3])):
+        made = export(hf_posenc.from_pretrained(folder, encoding="alibi"), tmp_path / f"{folder.name}-out")
+        assert not made.notes and AutoTokenizer.from_pretrained(made.path)(text)["input_ids"] == want
 
 
 def test_nothing_half_written(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import oracle
 import pytest
 import snapshots
 import torch
+from hosts import PRESENT, ROPE_HOSTS, host_model
+from other_hosts import tiny_host
 from pairs import HOSTS, Pair, logits
 from refusals import assert_refused
 from tiny import LENGTH, tiny_ids, tiny_model
@@ -21,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_posenc import demo, export, get_encoding, patch_model
 from hf_posenc.exporting import gguf_file
-from hf_posenc.exporting.targets import row, subject
+from hf_posenc.exporting.targets import for_gguf, row, subject
 
 # encoding → how vLLM and llama.cpp hold it on a RoPE host
 ON_LLAMA = {
@@ -191,6 +195,93 @@ def test_what_the_converter_drops_is_put_back(
         assert factor * oracle.temperature(options["factor"]) == pytest.approx(scale)
 
 
+WINDOW = {"sliding_window": 20}
+# what the converter or the graph of a host makes of an encoding, where it is not what Llama's do
+BY_HOST: list[tuple[str, dict[str, Any], str | None, dict[str, Any], str]] = [
+    ("mistral", WINDOW, "ntk", {"factor": 4}, "no window.*20 tokens"),
+    ("mistral", {"sliding_window": 4 * LENGTH}, "ntk", {"factor": 4}, ""),
+    ("mistral", {"sliding_window": None}, "yarn", {"factor": 4, "beta_fast": 8}, "puts back"),
+    ("starcoder2", WINDOW, "linear", {"factor": 4}, "no window"),
+    ("qwen2", {}, "linear", {"factor": 4}, "no window"),
+    ("qwen3", {}, "yarn", {"factor": 4}, ""),
+    ("qwen3", {}, "yarn", {"factor": 4, "beta_fast": 8}, "beta_fast=32, beta_slow=1"),
+    ("qwen3", {}, "yarn", {"factor": 4, "truncate": False}, "rounded ramp"),
+    ("qwen3", {}, "p_rope", {}, "no factors a pair"),
+    ("cohere", {}, "yarn", {"factor": 4}, "use_qk_norm"),
+    ("cohere", {"use_qk_norm": False}, "yarn", {"factor": 4}, "puts back"),
+    ("gemma2", {}, "linear", {"factor": 4}, "puts back"),
+    ("gemma3_text", {}, "linear", {"factor": 4}, ""),
+    ("gemma3_text", {}, "ntk_by_parts", {"factor": 4}, "does not compute 'yarn'"),
+    ("stablelm", {"qk_layernorm": False}, "yarn", {"factor": 4}, "puts back"),
+    ("phi", {"qk_layernorm": False}, "rope", {"rope_theta": 300}, "puts back"),
+    ("phi3", {"sliding_window": None}, "linear", {"factor": 4}, "puts back"),
+    ("phi3", {"sliding_window": None}, "rope", {"rope_theta": 300}, ""),
+    ("gpt_neox", {}, "rope", {}, "rotary_pct"),
+    ("deepseek_v3", {}, "yarn", {"factor": 4}, "no run of llama.cpp"),
+    ("deepseek_v3", {}, None, {}, "no run of llama.cpp"),
+    ("falcon", {}, "linear", {"factor": 4}, "puts back"),
+    ("falcon-alibi", {}, "alibi", {}, "ALiBi"),
+    ("opt", {}, "learned", {"resize": "interpolate", "factor": 4}, "does not know"),
+    ("openai-gpt", {}, "learned", {"resize": "interpolate", "factor": 4}, "does not know"),
+    ("roberta", {}, "learned", {"resize": "interpolate", "factor": 4}, "loaded by AutoModelForMaskedLM"),
+    ("mpt", {}, "alibi", {}, "class of its authors"),
+]
+
+
+@pytest.mark.parametrize(("host", "config", "name", "options", "words"), BY_HOST, ids=str)
+def test_llamacpp_by_host(
+    host: str, config: dict[str, Any], name: str | None, options: dict[str, Any], words: str
+) -> None:
+    """Refused where the converter fails or the graph computes another thing; tests/test_export_llamacpp.py runs it."""
+    if host in ROPE_HOSTS and host not in PRESENT:
+        pytest.skip("not in this release of Transformers")
+    model = host_model(host, **config) if host in PRESENT else tiny_host(host, **config)
+    model = model if name is None else patch_model(model, name, **options)
+    verdict = for_gguf(subject(model))
+    assert re.search(words, verdict.text), verdict.text
+    fine = words in ("", "puts back") or name is None
+    assert verdict.refused != fine and (words == "puts back") == ("puts back" in verdict.text)
+
+
+def test_a_rotation_that_the_converter_drops(tokenizer: Any, tmp_path: Path) -> None:
+    """All of it is put into the file: base, type, factor, length, and a temperature of its own."""
+    stock = host_model("cohere", use_qk_norm=False)
+    file, want = tmp_path / "model.gguf", {"type": "yarn", "factor": 4, "original_context_length": LENGTH}
+    for number, (name, options, values) in enumerate(
+        [
+            ("yarn", {"factor": 4}, want),
+            ("ntk_by_parts", {"factor": 4}, {**want, "attn_factor": 1 / oracle.temperature(4)}),
+            ("linear", {"factor": 4, "rope_theta": 300}, {"type": "linear", "factor": 4}),
+            ("rope", {"rope_theta": 300}, {"type": "none"}),
+        ]
+    ):
+        model = patch_model(copy.deepcopy(stock), name, **options)
+        made = export(model, tmp_path / str(number), "gguf", tokenizer=tokenizer)
+        assert "gguf_file" in made.load[-1]
+        writer = gguf.GGUFWriter(str(file), "command-r")
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_tensor("token_embd.weight", np.ones((4, 8), dtype=np.float32))
+        for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+            getattr(writer, step)()
+        assert gguf_file.complete(file, made.path)
+        prefix = "command-r.rope."
+        fields = gguf.GGUFReader(str(file)).fields
+        found = {key.removeprefix(prefix): field.contents() for key, field in fields.items() if key.startswith(prefix)}
+        assert found.pop("freq_base") == options.get("rope_theta", stock.config.rope_parameters["rope_theta"])
+        betas = {found.pop(f"scaling.yarn_{key}", None) for key in ("beta_fast", "beta_slow")}
+        assert betas == ({32, 1} if values["type"] == "yarn" else {None})
+        assert found == pytest.approx({f"scaling.{key}": value for key, value in values.items()})
+
+
+def test_key_heads_of_a_falcon(tokenizer: Any, tmp_path: Path) -> None:
+    """The converter goes by their number, the host by `multi_query`; nothing changes here."""
+    model = tiny_host("falcon")
+    made = export(model, tmp_path / "out", "gguf", tokenizer=tokenizer)
+    assert config_of(made.path)["num_kv_heads"] == 1 < model.config.num_kv_heads
+    loaded = AutoModelForCausalLM.from_pretrained(made.path)
+    assert torch.equal(logits(loaded, tiny_ids(30)), logits(model, tiny_ids(30)))
+
+
 def test_files_that_cannot_be_completed(tokenizer: Any, tmp_path: Path) -> None:
     model = Pair("llama", "ntk_by_parts", {"factor": 2}).patched()
     made = export(model, tmp_path / "out", "gguf", tokenizer=tokenizer)
@@ -208,3 +299,5 @@ def test_the_page_shows_this_table() -> None:
     """docs/serve.md; `python tests/export_table.py` writes it."""
     found = export_table.TABLE.search(export_table.PAGE.read_text())
     assert found is not None and found[2] == export_table.export_table()
+    by_host = export_table.HOST_TABLE.search(export_table.PAGE.read_text())
+    assert by_host is not None and by_host[2] == export_table.hosts_table()

@@ -13,7 +13,7 @@ from hf_posenc.encodings.frequencies import yarn_temperature
 from hf_posenc.ledger import Ledger
 from hf_posenc.patching import PatchState, find_backbone
 
-from .llamacpp import explicit_temperature, older_names
+from .llamacpp import explicit_temperature, older_values
 from .targets import Subject, Target, stated_length
 
 
@@ -57,7 +57,7 @@ def rewrite(folder: Path, target: Target, encoding: Encoding | None) -> None:
         parameters |= own_temperature(encoding, parameters) if target == "vllm" else {}
         raw |= version_4(parameters)
     if target == "gguf":
-        raw |= older_names(raw)
+        raw |= older_values(raw)
     file.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -6,7 +6,6 @@ A row is here where a run of llama.cpp gave the log-probabilities that the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,7 +54,6 @@ HOSTS: dict[str, Row] = {
     "stablelm": Row(dropped=True, unless=(("qk_layernorm", "norms on queries and keys"),)),
     "phi": Row(dropped=True, unless=(("qk_layernorm", "norms on queries and keys"),)),
     "phi3": Row(types=("default",), lists="written"),
-    "gpt_neox": Row(dropped=True),
     "falcon": Row(dropped=True, unless=(("alibi", "ALiBi"),)),
     "gpt2": Row(types=()),
     "bloom": Row(types=()),
@@ -65,7 +63,8 @@ REFUSED: dict[str, str] = {
     "openai-gpt": _UNKNOWN,
     "opt": _UNKNOWN,
     "gptj": _UNKNOWN,
-    "glm": _UNKNOWN,
+    "glm": "it does not load what its own converter makes of this host",
+    "gpt_neox": "its converter asks for rotary_pct, which Transformers 5 takes out of this config, and fails",
     "mpt": "its converter knows MPT by the class of its authors, and not Transformers' own",
     "bert": "it takes this host as an embedder, without its head",
     "roberta": "it takes this host as an embedder, without its head",
@@ -151,19 +150,10 @@ def explicit_temperature(encoding: NtkByParts) -> float | None:
     return None if abs(scaling - usual) < 1e-6 else scaling
 
 
-def older_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """What the converter asks for by a name, or reads with a meaning, that Transformers 5 has no more."""
-    make: Callable[[dict[str, Any]], dict[str, Any]] = _OLDER.get(str(raw.get("model_type")), lambda raw: {})
-    return make(raw)
+def older_values(raw: dict[str, Any]) -> dict[str, Any]:
+    """What the converter reads with a meaning that it does not have in Transformers.
 
-
-def _one_key_head(raw: dict[str, Any]) -> dict[str, Any]:
-    """The host goes by `multi_query`, and leaves the number of key heads where it was."""
-    return {"num_kv_heads": 1} if raw.get("multi_query") and not raw.get("new_decoder_architecture") else {}
-
-
-def _rotary_share(raw: dict[str, Any]) -> dict[str, Any]:
-    return {"rotary_pct": (raw.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0)}
-
-
-_OLDER = {"falcon": _one_key_head, "gpt_neox": _rotary_share}
+    Falcon goes by `multi_query`, and leaves the number of key heads where it was.
+    """
+    one = raw.get("model_type") == "falcon" and raw.get("multi_query") and not raw.get("new_decoder_architecture")
+    return {"num_kv_heads": 1} if one else {}
