@@ -215,15 +215,8 @@ def load_new_table(
 
 
 def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: dict[str, Any]) -> Any:
-    """Base, then patch, then adapter; the record is the one beside the adapter."""
-    beside = path / POSENC_CONFIG
-    if wanted is None:
-        if not beside.is_file():
-            raise CheckpointError(
-                f"{path} holds an adapter but no {POSENC_CONFIG}, so nothing says which encoding it was trained with; "
-                "name it with encoding=…, or save adapters with hf_posenc.save_pretrained(model, path)"
-            )
-        wanted = read_beside(beside)
+    """Base, then patch, then adapter; the record is the one beside the adapter, or in its config."""
+    wanted = recorded_with(path) if wanted is None else wanted
     base = adapters.read(path).base_model_name_or_path
     if not base:
         raise CheckpointError(f"{path}/adapter_config.json names no base model")
@@ -240,6 +233,48 @@ def load_adapter(path: Path, wanted: Encoding | None, auto_class: Any, kwargs: d
     return adapters.attach(model, path)
 
 
+def is_recorded(path: Path) -> bool:
+    """Whether something in an adapter's folder says which encoding it was trained with."""
+    if (path / POSENC_CONFIG).is_file():
+        return True
+    return (path / adapters.ADAPTER_CONFIG).is_file() and adapters.marked_as(path)[1] is not None
+
+
+def recorded_with(path: Path) -> Encoding | None:
+    """The encoding of an adapter, which two files may name, or None for its base's own.
+
+    Raises `CheckpointError` where neither names it, or they disagree: PEFT's own save writes one of them alone.
+    """
+    if not is_recorded(path):
+        raise CheckpointError(
+            f"{path} holds an adapter but no {POSENC_CONFIG}, so nothing says which encoding it was trained with; "
+            "name it with encoding=…, or save adapters with hf_posenc.save_pretrained(model, path)"
+        )
+    name, raw = adapters.marked_as(path)
+    own = None if raw is None else encoding_of(raw)
+    if not (path / POSENC_CONFIG).is_file():
+        return own
+    beside = read_beside(path / POSENC_CONFIG)
+    if name != getattr(beside, "name", None) or (own is not None and own != beside):
+        raise CheckpointError(
+            f"in {path}, {POSENC_CONFIG} says {beside or 'no encoding'} and {adapters.ADAPTER_CONFIG} says "
+            f"{own or name or 'no encoding'}: another adapter was saved over hf_posenc.save_pretrained's. Name the "
+            "encoding it was trained with, encoding=…, or where that is none, load it with PeftModel.from_pretrained"
+        )
+    return beside
+
+
+def encoding_of(raw: dict[str, Any]) -> Encoding:
+    """The encoding that a record names."""
+
+    class Holder:
+        hf_posenc = raw
+
+    saved = record.read(Holder)
+    assert saved is not None
+    return saved.encoding()
+
+
 def read_beside(file: Path) -> Encoding | None:
     """The encoding named by a `posenc_config.json`, or None where it says that the host's own was left in place."""
     try:
@@ -250,13 +285,9 @@ def read_beside(file: Path) -> Encoding | None:
     if raw == OWN_POSITIONS:
         return None
 
-    class Holder:
-        hf_posenc = raw
-
-    saved = record.read(Holder)
-    if saved is None:
+    if raw is None:
         raise CheckpointError(f"{file} is empty")
-    return saved.encoding()
+    return encoding_of(raw)
 
 
 def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> None:
@@ -269,8 +300,8 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> 
         raise OptionError("safe_serialization=False would write a pickle; weights are written as safetensors only")
     if kwargs.get("push_to_hub") and getattr(model, "peft_config", None):
         raise OptionError(
-            "an adapter's save_pretrained uploads nothing, its push_to_hub leaves the encoding out; save it without "
-            "push_to_hub, and upload the folder: huggingface_hub.upload_folder(repo_id=…, folder_path=…)"
+            "an adapter's save_pretrained uploads nothing; save it without push_to_hub, and upload the folder: "
+            "huggingface_hub.upload_folder(repo_id=…, folder_path=…)"
         )
     _, backbone = find_backbone(model)
     check_adapter(model, backbone)
@@ -278,11 +309,15 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **kwargs: Any) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         raw = getattr(backbone.config, record.KEY, None)
-        (folder / POSENC_CONFIG).unlink(missing_ok=True)
-        if raw is not None or getattr(model, "peft_config", None):
-            beside = OWN_POSITIONS if raw is None else raw
-            (folder / POSENC_CONFIG).write_text(json.dumps(beside, indent=2) + "\n")
+        names = kwargs.get("selected_adapters") or getattr(model, "peft_config", None) or ["default"]
+        folders = [folder if name == "default" else folder / name for name in names]
+        for each in folders:
+            (each / POSENC_CONFIG).unlink(missing_ok=True)
         model.save_pretrained(str(folder), **kwargs)
-        adapters.mark(folder, None if raw is None else raw["encoding"])
+        for each in folders:
+            if raw is not None or getattr(model, "peft_config", None):
+                beside = OWN_POSITIONS if raw is None else raw
+                (each / POSENC_CONFIG).write_text(json.dumps(beside, indent=2) + "\n")
+            adapters.mark(each, raw)
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder}: {error}") from error

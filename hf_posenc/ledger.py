@@ -108,6 +108,24 @@ class HookChange:
 
 
 @dataclass
+class StateDictHookChange:
+    """A hook that is called before the tensors of a module are listed."""
+
+    module: nn.Module
+    hook: Callable[..., Any]
+    active: bool = False
+
+    def toggle(self) -> None:
+        if self.active:
+            hooks = self.module._state_dict_pre_hooks
+            for key in [key for key, hook in hooks.items() if hook is self.hook]:
+                del hooks[key]
+        else:
+            self.module.register_state_dict_pre_hook(self.hook)
+        self.active = not self.active
+
+
+@dataclass
 class Ledger:
     """The changes made so far, oldest first."""
 
@@ -138,6 +156,10 @@ class Ledger:
     def add_hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Register `hook(module, args, kwargs, output)` after `module.forward`, called also when that raises."""
         self._make(HookChange(module, hook, after=True))
+
+    def add_state_dict_hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Register `hook(module, prefix, keep_vars)` before the tensors of `module` are listed, as for saving."""
+        self._make(StateDictHookChange(module, hook))
 
     def _make(self, change: Any) -> None:
         change.toggle()

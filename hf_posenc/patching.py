@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from . import record
+from . import adapters, record
 from .auto import register_loaders
 from .encodings import Encoding
 from .encodings.sound import check_sound
@@ -132,6 +132,7 @@ def install(model: nn.Module, patch: Patch, backbone: Any, encoding: Encoding) -
             write_marked(config)
             marked: Any = type(config)
             register_loaders(marked, host)
+        ledger.add_state_dict_hook(model, mark_adapters)
         patch.prove(backbone, encoding)
     except BaseException as error:
         ledger.undo()
@@ -139,6 +140,15 @@ def install(model: nn.Module, patch: Patch, backbone: Any, encoding: Encoding) -
             raise EffectError(f"{error}; the model has been put back as it was") from None
         raise
     backbone.__dict__[_STATE] = PatchState(encoding, ledger, copy.deepcopy(vars(config)))
+
+
+def mark_adapters(model: Any, prefix: str, keep_vars: bool) -> None:
+    """Let the adapters that PEFT has put into a patched model, or around it, be saved with its record."""
+    _, backbone = find_backbone(model)
+    state = backbone.__dict__.get(_STATE)
+    saved = getattr(backbone.config, record.KEY, None)
+    if state is not None and isinstance(saved, dict):
+        adapters.remember(getattr(model, "peft_config", None), saved, state.ledger)
 
 
 def check_new_parameters(model: nn.Module, known: set[int], encoding: Encoding) -> None:

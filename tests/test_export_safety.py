@@ -8,12 +8,12 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from exported import ALONE
+from fake_hub import fake_hub
 from huggingface_hub.errors import StrictDataclassError
 from pairs import Pair, logits
 from tiny import tiny_ids, tiny_model
@@ -151,29 +151,7 @@ def test_registration_takes_nothing_from_others() -> None:
 
 def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of pushing upload what `save_pretrained` writes: marked, with its record."""
-    from transformers.utils import hub
-
-    pushed: list[dict[str, Any]] = []
-
-    class FakeApi:
-        def create_repo(self, repo_id: str, **kwargs: Any) -> Any:
-            return SimpleNamespace(repo_id=repo_id)
-
-        def create_commit(self, repo_id: str, operations: Any, **kwargs: Any) -> Any:
-            files = {o.path_in_repo: o.path_or_fileobj for o in operations}
-            pushed.append({name: Path(file).read_bytes() for name, file in files.items()})
-            return SimpleNamespace(oid="0", commit_url="")
-
-        def create_branch(self, *args: Any, **kwargs: Any) -> None:
-            pass
-
-    from transformers import modeling_utils
-
-    for module in (hub, modeling_utils):
-        for name, fake in (("hf_api", FakeApi), ("create_repo", FakeApi().create_repo)):
-            monkeypatch.setattr(module, name, fake, raising=False)
-    monkeypatch.setattr(hub, "create_commit", FakeApi().create_commit, raising=False)
-    monkeypatch.setattr(hub, "create_branch", FakeApi().create_branch, raising=False)
+    pushed = fake_hub(monkeypatch)
     model = Pair("llama", "alibi", {"factor": 2}).patched()
     model.push_to_hub("someone/alibi")
     model.save_pretrained(str(tmp_path / "saved"), push_to_hub=True, repo_id="someone/alibi")

@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -16,16 +17,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fake_hub import fake_hub
 from huggingface_hub.errors import StrictDataclassError
 from pairs import Pair, assert_same, logits
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, PrefixTuningConfig
 from peft_methods import METHODS, wrap
 from tiny import tiny_ids, tiny_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import hf_posenc
 from hf_posenc import get_encoding, patch_model, unpatch_model
-from hf_posenc.errors import OptionError, StateError
+from hf_posenc.errors import CheckpointError, OptionError, StateError
 
 SOME = [Pair("llama", "alibi", {"factor": 2}), Pair("llama", "yarn", {"factor": 4}), Pair("gpt2", "rope")]
 PATCHED = [*SOME, Pair("bloom", "sinusoidal"), Pair("llama", "dynamic_yarn"), Pair("llama", "nope")]
@@ -219,3 +221,113 @@ def test_code_of_a_models_own_is_loaded_again(pair: Pair, tmp_path: Path, monkey
         said: Any = pytest.warns(UserWarning, match=r"code of its own \(modeling_my.MyLM\)")
         with said if CODE_AFTER_TABLE else pytest.raises(StateError, match="MyLM alone would be made without"):
             AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "saved"), **given)
+
+
+def peft_over(pair: Pair, method: str, folder: Path, order: str = "before") -> Any:
+    """An adapter over a base on disk that is patched before PEFT wraps it, or after."""
+    pair.stock().save_pretrained(folder)
+    base = AutoModelForCausalLM.from_pretrained(folder).eval()
+    if order == "after":
+        return pair.put_into(wrap(base, method, pair.host))
+    return wrap(pair.put_into(base), method, pair.host)
+
+
+def sentences(folder: Path) -> list[str]:
+    raw = json.loads((folder / "adapter_config.json").read_text())
+    return [key for key in raw if key.startswith("made over")]
+
+
+def warned_of(pair: Pair, base: Path, adapter: Path) -> bool:
+    """Whether PEFT warns with the sentence over an unpatched base."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))
+    return any(f"patched with {pair.name}; " in str(one.message) for one in said)
+
+
+@pytest.mark.parametrize(
+    ("pair", "method", "order"),
+    [(SOME[0], "lora", "before"), (SOME[1], "ia3", "after"), (SOME[0], "prefix", "after")],
+    ids=lambda value: str(value),
+)
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+def test_pefts_own_save_keeps_the_encoding(pair: Pair, method: str, order: str, tmp_path: Path) -> None:
+    """Without a forward pass before; a copy of the model does so too, and unpatched it is forgotten."""
+    model = peft_over(pair, method, tmp_path / "base", order)
+    for number, each in enumerate((model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)))):
+        folder = tmp_path / str(number)
+        each.save_pretrained(folder)
+        assert len(sentences(folder)) == 1 and warned_of(pair, tmp_path / "base", folder)
+        loaded = hf_posenc.from_pretrained(folder)
+        assert get_encoding(loaded) == get_encoding(model)
+        assert torch.equal(logits(loaded, tiny_ids(60)), logits(model, tiny_ids(60)))
+    unpatch_model(model).save_pretrained(tmp_path / "0")
+    assert not sentences(tmp_path / "0") and "to_dict" not in vars(model.peft_config["default"])
+    with pytest.raises(CheckpointError, match="nothing says which encoding"):
+        hf_posenc.from_pretrained(tmp_path / "0")
+
+
+def test_an_adapter_of_transformers_own(tmp_path: Path) -> None:
+    """`model.add_adapter` without PEFT's wrapper."""
+    pair = SOME[0]
+    pair.stock().save_pretrained(tmp_path / "base")
+    model = pair.put_into(AutoModelForCausalLM.from_pretrained(tmp_path / "base"))
+    try:
+        model.add_adapter(LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    except ValueError as error:
+        pytest.skip(str(error))  # of a release of PEFT that it does not take
+    model.save_pretrained(tmp_path / "adapter")
+    assert len(sentences(tmp_path / "adapter")) == 1 and warned_of(pair, tmp_path / "base", tmp_path / "adapter")
+
+
+def test_each_of_several_adapters_is_marked(tmp_path: Path) -> None:
+    pair = SOME[0]
+    model = peft_over(pair, "lora", tmp_path / "base")
+    model.add_adapter("two", LoraConfig(target_modules=["v_proj"], init_lora_weights=False))
+    model.set_adapter("two")
+    hf_posenc.save_pretrained(model, tmp_path / "both")
+    model.save_pretrained(tmp_path / "pefts")
+    hf_posenc.save_pretrained(model, tmp_path / "chosen", selected_adapters=["two"])
+    assert not (tmp_path / "chosen" / "posenc_config.json").exists()
+    for folder in (tmp_path / name / "two" for name in ("both", "pefts", "chosen")):
+        assert len(sentences(folder)) == 1 and warned_of(pair, tmp_path / "base", folder)
+        assert torch.equal(logits(hf_posenc.from_pretrained(folder), tiny_ids(60)), logits(model, tiny_ids(60)))
+    assert len(sentences(tmp_path / "both")) == 1
+    prefix = peft_over(pair, "prefix", tmp_path / "base")
+    prefix.add_adapter("two", PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    hf_posenc.save_pretrained(prefix, tmp_path / "prefix")
+    assert len(sentences(tmp_path / "prefix" / "two")) == 1
+
+
+def test_what_push_to_hub_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT saves to a folder of its own and uploads that: what would be there is loaded with its encoding."""
+    model, pushed = peft_over(SOME[0], "lora", tmp_path / "base"), fake_hub(monkeypatch)
+    model.push_to_hub("someone/adapter")
+    [files] = pushed
+    (tmp_path / "hub").mkdir()
+    for name, content in files.items():
+        (tmp_path / "hub" / name).write_bytes(content)
+    assert warned_of(SOME[0], tmp_path / "base", tmp_path / "hub")
+    loaded = hf_posenc.from_pretrained(tmp_path / "hub")
+    assert torch.equal(logits(loaded, tiny_ids(60)), logits(model, tiny_ids(60)))
+
+
+@pytest.mark.filterwarnings("ignore:Could not find a config file in:UserWarning")
+def test_files_of_an_adapter_that_disagree(tmp_path: Path) -> None:
+    """Saved by this package, unpatched, and saved by PEFT into the same folder; patched otherwise; and the reverse."""
+    model = peft_over(SOME[0], "lora", tmp_path / "base")
+    hf_posenc.save_pretrained(model, tmp_path / "adapter")
+    unpatch_model(model).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match=r"says Alibi.* and adapter_config.json says no encoding.*encoding=…"):
+        hf_posenc.from_pretrained(tmp_path / "adapter")
+    for name, options in (("nope", {}), ("alibi", {"factor": 4})):
+        patch_model(model, name, **options).save_pretrained(tmp_path / "adapter")
+        with pytest.raises(CheckpointError, match="another adapter was saved over"):
+            hf_posenc.from_pretrained(tmp_path / "adapter")
+        loaded = hf_posenc.from_pretrained(tmp_path / "adapter", encoding=name, options=options)
+        assert torch.equal(logits(loaded, tiny_ids(60)), logits(model, tiny_ids(60)))
+        unpatch_model(model)
+    hf_posenc.save_pretrained(model, tmp_path / "adapter")
+    patch_model(model, "alibi").save_pretrained(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="says no encoding and"):
+        hf_posenc.from_pretrained(tmp_path / "adapter")

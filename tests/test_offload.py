@@ -8,7 +8,6 @@ from typing import Any
 import other_hosts
 import pytest
 import torch
-import transformers
 from accelerate import cpu_offload, disk_offload, dispatch_model
 from pairs import PAIRS, Pair, generate, logits
 from tiny import tiny_ids
@@ -20,7 +19,6 @@ from hf_posenc import export, get_encoding, unpatch_model, verify
 from hf_posenc.errors import StateError
 from hf_posenc.ledger import Ledger
 from hf_posenc.modules import PositionTable
-from hf_posenc.versions import minor
 
 LONG = 80
 MAPS = ("map", "cpu", "disk")
@@ -120,13 +118,10 @@ def test_a_new_module_does_not_take_over_the_weights_of_the_old() -> None:
     assert model(torch.arange(3)).eq(1).all()
 
 
-# releases that leave a model without hooks where all of it is on the disk: the stock model does not run there
-HOOKS_FOR_ONE_PLACE = minor(transformers.__version__) > (5, 4)
 MEMORY = {"cpu": 20_000}
 WAYS: list[dict[str, Any]] = [{"device_map": {"": "disk"}}, {"device_map": "auto", "max_memory": MEMORY}]
 
 
-@pytest.mark.skipif(not HOOKS_FOR_ONE_PLACE, reason="a stock model that is all on the disk does not run")
 @pytest.mark.parametrize("given", WAYS, ids=["all on the disk", "auto"])
 @pytest.mark.parametrize("name", ["fire", "kerple", "t5_bias"])
 @torch.no_grad()
@@ -145,6 +140,8 @@ def test_trained_biases_where_nothing_is_in_memory(name: str, given: dict[str, A
     for load in (hf_posenc.from_pretrained, AutoModelForCausalLM.from_pretrained):
         plain = load(tmp_path / "stock", **given)
         assert all(parameter.is_meta for parameter in plain.parameters())
+        if not hasattr(plain.model.embed_tokens, "_hf_hook"):  # so Transformers 5.4
+            pytest.skip("this release leaves a model that is all on the disk without hooks: stock, it gives nothing")
         pair.put_into(plain)
         assert torch.equal(logits(plain, tiny_ids(LONG)), fresh)
         saved = load(tmp_path / "saved", **given)

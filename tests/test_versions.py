@@ -1,4 +1,4 @@
-"""What is claimed of other releases: a newer one is warned of, once; the table of docs/ is that of the last run."""
+"""What is claimed of other releases: another one is warned of, once; the table of docs/ is that of the last run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,22 @@ def test_a_newer_release_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> N
     warn_of_unknown.cache_clear()
 
 
-@pytest.mark.parametrize("version", ["5.24.3", "5.4.0", "5.0.0", transformers.__version__])
+@pytest.mark.parametrize("version", ["5.24.3", "5.4.0", "5.4", transformers.__version__])
 def test_a_known_release_is_not(version: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_unknown.__wrapped__(version)
 
 
+@pytest.mark.parametrize("version", ["5.3.0", "5.0.0", "4.57.0", "4", "5.25.0.dev0", "6", "6rc1", "6.0.0", "main"])
+def test_any_other_is_warned_of(version: str) -> None:
+    with pytest.warns(UserWarning, match=rf"Transformers 5.4 to 5.24, and this is {version}; .*verify"):
+        warn_of_unknown.__wrapped__(version)
+
+
 def test_versions_are_read_as_they_are_written() -> None:
-    assert [minor(v) for v in ("5.24.0", "5.25.0.dev0", "6.0rc1", "5.4")] == [(5, 24), (5, 25), (6, 1), (5, 4)]
+    assert [minor(v) for v in ("5.24.0", "5.25.0.dev0", "6.0rc1", "5.4")] == [(5, 24), (5, 25), (6, 0), (5, 4)]
+    assert [minor(v) for v in ("6", "6rc1", "5.24rc1", "v5", "")] == [(6, 0), (6, 0), (5, 24), (0, 0), (0, 0)]
 
 
 def test_the_package_asks_for_what_is_claimed() -> None:

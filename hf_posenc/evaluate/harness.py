@@ -131,7 +131,7 @@ class PosencLM(HFLM):  # type: ignore[misc]
 
         import hf_posenc
         from hf_posenc import adapters
-        from hf_posenc.checkpoint import POSENC_CONFIG, read_beside
+        from hf_posenc.checkpoint import is_recorded, recorded_with
 
         assert not args, "lm-eval names every argument"
         peft, split = kwargs.pop("peft", None), bool(kwargs.pop("parallelize", False))
@@ -143,8 +143,8 @@ class PosencLM(HFLM):  # type: ignore[misc]
         if split:
             given |= self._get_accelerate_args(parallelize=True, device_map=given.pop("device_map", None), **place)
         encoding: Any = self._encoding
-        if encoding is None and peft and Path(peft, POSENC_CONFIG).is_file():
-            encoding = read_beside(Path(peft, POSENC_CONFIG))
+        if encoding is None and peft and is_recorded(Path(peft)):
+            encoding = recorded_with(Path(peft))
         options = self._options if isinstance(encoding, str) else None
         given = {"auto_class": AutoModelForCausalLM, **given}
         model = hf_posenc.from_pretrained(pretrained, encoding=encoding, options=options, **given)

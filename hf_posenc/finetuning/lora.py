@@ -13,7 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_posenc import adapters
-from hf_posenc.checkpoint import POSENC_CONFIG, read_beside
+from hf_posenc.checkpoint import is_recorded, recorded_with
 from hf_posenc.encodings import Learned
 from hf_posenc.errors import CheckpointError, OptionError, StateError, unknown
 from hf_posenc.modules import quiet_peft
@@ -177,8 +177,7 @@ def load_adapter(model: Any, folder: str) -> Any:
 
 def check_encoding(adapter: Path, encoding: Any) -> None:
     """Raise `StateError` where an adapter's folder says another encoding than the model's."""
-    beside = adapter / POSENC_CONFIG
-    made_for = read_beside(beside) if beside.is_file() else None
+    made_for = recorded_with(adapter) if is_recorded(adapter) else None
     if made_for != encoding:
         raise StateError(
             f"the adapter in {adapter} was trained with {said(made_for)}, and this model has {said(encoding)}; give "
