@@ -39,7 +39,7 @@ class Sizes:
     vocab: int = 8192
     tokens: int = 4096
     repeats: int = 4
-    decode_repeats: int = 60
+    decode_repeats: int = 200
     device: str = "cpu"
     dtype: str = "float32"
 

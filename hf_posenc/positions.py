@@ -251,6 +251,7 @@ class DescribeCall:
     stores_turned: bool = False
     differences: rotation.Differences | None = field(default=None, init=False)
     frequencies: Frequencies | None = field(default=None, init=False)
+    slopes: Tensor | None = field(default=None, init=False)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = named_arguments(module, args, kwargs)
@@ -284,7 +285,10 @@ class DescribeCall:
         if isinstance(self.encoding, Rotation):
             return self.turned_early(call, self.encoding.inv_freq, queries)
         if isinstance(self.encoding, Alibi):
-            return call._replace(slopes=self.encoding.slopes(self.num_heads).to(queries.device), once=Once())
+            slopes = self.encoding.slopes(self.num_heads) if self.slopes is None else self.slopes
+            if not torch.compiler.is_compiling():
+                self.slopes = slopes
+            return call._replace(slopes=slopes.to(queries.device), once=Once())
         return call
 
     def turned_early(self, call: Call, inv_freq: Callable[[int], Frequencies], positions: Tensor) -> Call:
