@@ -1,4 +1,5 @@
-"""The table target × encoding, made of what `export` answers; `python tests/export_table.py` writes docs/serve.md's.
+"""The table target × encoding, made of what `export` answers; `python tests/export_table.py` writes those
+of docs/serve.md and docs/llamacpp.md.
 
 A cell that says equal is tested so: tests/test_export_transformers.py compares logits in a process without this
 package. tests/test_export_servers.py looks at what vLLM and llama.cpp read, tests/test_export_llamacpp.py runs some.
@@ -16,7 +17,8 @@ from hf_posenc import list_architectures
 from hf_posenc.exporting.llamacpp import HOSTS, REFUSED, completed
 from hf_posenc.exporting.targets import Verdict, row, subject
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "serve.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, HOST_PAGE = DOCS / "serve.md", DOCS / "llamacpp.md"
 HOST_TABLE = re.compile(r"(<!-- llama.cpp by host.*?-->\n)(.*?)(<!-- end of llama.cpp by host -->)", re.S)
 TABLE = re.compile(r"(<!-- export table.*?-->\n)(.*?)(<!-- end of export table -->)", re.S)
 WORDS = {"config": "config alone", "code": "own file"}
@@ -66,7 +68,7 @@ def on_host(host: str) -> tuple[str, str]:
         return "its own positions", "every rotation"
     kinds = {"default": "`rope`, `ntk`", "linear": "`linear`", "yarn": "`yarn`, `ntk_by_parts`"}
     held = ", ".join(kinds[kind] for kind in row.types)
-    held += {"ours": ", and the rest of the table above", "written": ", and every fixed one as a list", "": ""}[
+    held += {"ours": ", and the rest of the [table](serve.md)", "written": ", and every fixed one as a list", "": ""}[
         row.lists
     ]
     held += ", by the second command" if row.dropped else ""
@@ -87,5 +89,5 @@ def hosts_table() -> str:
 
 
 if __name__ == "__main__":
-    text = TABLE.sub(lambda m: m[1] + export_table() + m[3], PAGE.read_text())
-    PAGE.write_text(HOST_TABLE.sub(lambda m: m[1] + hosts_table() + m[3], text))
+    PAGE.write_text(TABLE.sub(lambda m: m[1] + export_table() + m[3], PAGE.read_text()))
+    HOST_PAGE.write_text(HOST_TABLE.sub(lambda m: m[1] + hosts_table() + m[3], HOST_PAGE.read_text()))

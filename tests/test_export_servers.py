@@ -296,8 +296,8 @@ def test_files_that_cannot_be_completed(tokenizer: Any, tmp_path: Path) -> None:
 
 
 def test_the_page_shows_this_table() -> None:
-    """docs/serve.md; `python tests/export_table.py` writes it."""
+    """docs/serve.md and docs/llamacpp.md; `python tests/export_table.py` writes it."""
     found = export_table.TABLE.search(export_table.PAGE.read_text())
     assert found is not None and found[2] == export_table.export_table()
-    by_host = export_table.HOST_TABLE.search(export_table.PAGE.read_text())
+    by_host = export_table.HOST_TABLE.search(export_table.HOST_PAGE.read_text())
     assert by_host is not None and by_host[2] == export_table.hosts_table()

@@ -275,7 +275,8 @@ def test_an_adapter_of_transformers_own(tmp_path: Path) -> None:
     try:
         model.add_adapter(LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     except ValueError as error:
-        pytest.skip(str(error))  # of a release of PEFT that it does not take
+        assert "not compatible" in str(error)
+        pytest.skip(str(error))  # Transformers 5.24 takes no release of PEFT that there is
     model.save_pretrained(tmp_path / "adapter")
     assert len(sentences(tmp_path / "adapter")) == 1 and warned_of(pair, tmp_path / "base", tmp_path / "adapter")
 
