@@ -62,9 +62,9 @@ def suits_kernel(
 ) -> bool:
     """Whether the CPU's flash kernel can be asked directly."""
     return (
-        forced() in (None, "kernel")
+        query.shape[2] > 1  # first what costs a step nothing
+        and forced() in (None, "kernel")
         and query.device.type == "cpu"
-        and query.shape[2] > 1
         and is_bare(base, module, query, key, value, mask, kwargs)
         and kernel_adds_rows(query.dtype)
     )
@@ -75,9 +75,9 @@ def suits_flash(
 ) -> bool:
     """Whether flash-attn can be asked directly, for a call whose positions go up by one a slot."""
     return (
-        forced() in (None, "flash")
+        query.dtype in (torch.float16, torch.bfloat16)
+        and forced() in (None, "flash")
         and query.device.type in FLASH_DEVICES
-        and query.dtype in (torch.float16, torch.bfloat16)
         and is_bare(base, module, query, key, value, mask, kwargs)
         and flash_adds_slopes(query.dtype, query.device, query.shape[3])
     )
