@@ -124,7 +124,7 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
 
 
 def test_an_adapter_without_its_record(tmp_path: Path) -> None:
-    """PEFT's own `save_pretrained` keeps no config; a guess would be wrong without a word."""
+    """Where no file says what it was trained with, a guess would be wrong without a word."""
     from peft import LoraConfig, get_peft_model
 
     tiny_model("llama").save_pretrained(tmp_path / "base")
