@@ -13,7 +13,7 @@ from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 import hf_posenc
-from hf_posenc import get_encoding, patch_model
+from hf_posenc import adapters, get_encoding, patch_model
 from hf_posenc.checkpoint import save_pretrained
 from hf_posenc.marking import unmark
 
@@ -124,7 +124,7 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
 
 
 def test_an_adapter_without_its_record(tmp_path: Path) -> None:
-    """PEFT's own `save_pretrained` keeps no config; a guess would be wrong without a word."""
+    """Where no file says what it was trained with, a guess would be wrong without a word."""
     from peft import LoraConfig, get_peft_model
 
     tiny_model("llama").save_pretrained(tmp_path / "base")
@@ -132,6 +132,7 @@ def test_an_adapter_without_its_record(tmp_path: Path) -> None:
     model = get_peft_model(patch_model(base, "alibi"), LoraConfig(target_modules=["q_proj"]))
     model.save_pretrained(tmp_path / "adapter")
     folder = tmp_path / "adapter"
+    adapters.mark(folder, None)
     assert_refused(OSError, "posenc_config.json|encoding=", lambda: hf_posenc.from_pretrained(folder))
     assert get_encoding(hf_posenc.from_pretrained(folder, encoding="alibi")) == get_encoding(model)
     (folder / "posenc_config.json").write_text("{")

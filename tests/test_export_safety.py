@@ -23,6 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import hf_posenc
 from hf_posenc import demo, get_encoding, patch_model, unpatch_model
 from hf_posenc.marking import is_marked, mark, unmark
+from hf_posenc.modules import quiet_peft
 
 SOME = [
     Pair("llama", "alibi", {"factor": 2}),
@@ -174,10 +175,12 @@ def test_an_adapter_over_a_patched_checkpoint(tmp_path: Path) -> None:
     base = hf_posenc.from_pretrained(tmp_path / "base")
     model = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
     model.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(StrictDataclassError, match=r"hf_posenc\.from_pretrained"):
+    asks = pytest.warns(UserWarning, match="made over a model patched with alibi; on any other base it is wrong")
+    with asks, pytest.raises(StrictDataclassError, match=r"hf_posenc\.from_pretrained"):
         AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with pytest.warns(UserWarning, match="made over a model patched with alibi"), quiet_peft():
+        loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     assert get_encoding(loaded) == get_encoding(model)
     assert torch.equal(logits(loaded, tiny_ids(40)), logits(model, tiny_ids(40)))
 
