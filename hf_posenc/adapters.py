@@ -40,7 +40,11 @@ def marked(raw: dict[str, Any], record: dict[str, Any] | None) -> dict[str, Any]
 
 def marked_as(folder: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any] | None]:
     """Which encoding the config in `folder` names, and its record; a folder may name it alone, or neither."""
-    raw = json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    file = Path(folder, ADAPTER_CONFIG)
+    try:
+        raw = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
     for key, value in raw.items():
         if key.startswith(_MARK):
             return key.removeprefix(_MARK).partition(";")[0], value if isinstance(value, dict) else None

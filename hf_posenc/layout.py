@@ -33,12 +33,11 @@ def posenc_watching(module: nn.Module, query: Tensor, key: Tensor, *args: Any, *
     return base_function("eager", module)(module, query, key, *args, **kwargs)
 
 
-AttentionInterface.register(WATCHING, posenc_watching)
-AttentionMaskInterface.register(WATCHING, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-
-
 def handed(backbone: Any, ids: Tensor, positions: Tensor) -> dict[int, QueryKey]:
     """Queries and keys of each layer, by its index, that reach the attention function of an unpatched backbone."""
+    # here and not once: an exported model's file, which holds this code too, would put its own in that place
+    AttentionInterface.register(WATCHING, posenc_watching)
+    AttentionMaskInterface.register(WATCHING, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
     config = backbone.config
     seen: dict[int, QueryKey] = {}
     before, token = config._attn_implementation_internal, _seen.set(seen)

@@ -35,7 +35,8 @@ def auto_class(folder):
 
 def positions(model, mask):
     # these count padding as well unless they are told
-    own_table = type(model).__name__ in ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "BertForMaskedLM")
+    tables = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "BertForMaskedLM", "BertLMHeadModel")
+    own_table = type(model).__name__ in tables
     return {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if own_table else {}
 
 folders, inputs, out = json.loads(sys.argv[1]), load_file(sys.argv[2]), sys.argv[3]

@@ -243,9 +243,9 @@ def test_llama_cpp_needs_factors_a_pair(name: str, options: dict[str, Any]) -> N
     model = patch_model(tiny_model("llama"), name, **options)
     assert "puts back" in for_gguf(subject(model)).text
     encoding: Any = get_encoding(model)
-    tensors, values = additions(encoding, 16)
+    tensors, values = additions(encoding, "llama", 16)
     plain = Rope(rope_theta=encoding.theta).inv_freq(16)[0].numpy()
     found, scale = encoding.inv_freq(16)
     factors = tensors["rope_freqs.weight"]
-    assert values["attn_factor"] == scale and abs(plain / factors - found.numpy()).max() < 1e-7
+    assert values["scaling.attn_factor"] == scale and abs(plain / factors - found.numpy()).max() < 1e-7
     assert factors.max() < 1e25
