@@ -157,6 +157,7 @@ def test_half_precision_is_close(pair: Pair, how: str, share: float) -> None:
     positions = torch.arange(start, start + ids.shape[1])[None]
     exact = logits(pair.patched(), ids, position_ids=positions)
     rough = logits(getattr(pair.patched(), how)(), ids, position_ids=positions)
+    share *= 2 if pair.name == "dual_chunk" else 1  # whose temperature makes far scores larger, and their rounding
     assert (rough - exact).pow(2).mean().sqrt() < share * exact.pow(2).mean().sqrt()
 
 
