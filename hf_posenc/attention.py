@@ -171,7 +171,8 @@ def biased(
     query_columns, key_columns = once.make(columns, None, lambda: wide_columns(call, query, key, scaling))
     query = torch.cat((query, query_columns[None, :, None].expand(*query.shape[:3], -1)), dim=-1)
     key = torch.cat((key, key_columns[:, None].expand(*key.shape[:3], -1)), dim=-1)
-    value = F.pad(value, (0, query_columns.shape[-1]))  # a kernel that is told two widths falls back to a slow one
+    # a kernel that is told two widths falls back to a slow one, which makes all scores
+    value = F.pad(value, (0, max(query.shape[-1] - width, 0)))
     out, weights = forward(query, key, value, mask, scaling=scaling)
     return out[..., :width], weights
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 def can_join(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
     """Whether the CPU's kernel, which tells its log-sum-exp, can do this layer; its backward is not made for parts."""
+    if not query.dtype == key.dtype == value.dtype:  # under autocast, which the kernel below the public one knows not
+        return False
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     return query.device.type == "cpu" and dropout == 0 and not learning and value.shape[-1] <= query.shape[-1]
 

@@ -2,8 +2,9 @@
 
 The cache holds keys as plain RoPE turns them, and stays the only truth: what is kept here is used for those keys alone
 that are, by address and version, the very memory that was turned. A cache that was cropped still is; one that was
-reordered, repeated, copied, offloaded or written to is not, and is turned anew. Nothing adds up: whatever happened, a
-key is at most two turns away from the one that the model computed.
+reordered, repeated, copied, offloaded or written to is not, and is turned anew (in inference mode torch counts no
+writes: who writes into a cache there says so by `drop`). Nothing adds up: whatever happened, a key is at most two turns
+away from the one that the model computed.
 """
 
 from __future__ import annotations
